@@ -31,17 +31,17 @@ SHARED_MEMORY = Path("/dev/shm")
 ROOM = 4 << 30
 """Bytes."""
 OF_SETTINGS = variables_of(Settings(), [field.name for field in fields(Settings)])
-"""Their variables."""
+"""The variables of the settings."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Ten thousands of small trees take many times as long on a disk as in memory.
+    """Tens of thousands of small trees take many times as long on a disk as in memory.
 
-    What is tried at random differs from run to run only with --exhaustive, and no example has a deadline.
+    Random examples differ from run to run only with --exhaustive, and no example has a deadline.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-        # As in the background of a shell script; the programs that tests interrupt would inherit it.
+        # As in the background of a shell script; the programs that tests interrupt would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("kstore", deadline=None, derandomize=not config.getoption("exhaustive"))
     hypothesis.settings.load_profile("kstore")
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_usable(folder: Path) -> bool:
-    """Whether programs can be run from it, and there is room."""
+    """Whether programs can be run from the folder, and it has enough room."""
     if not os.access(folder, os.W_OK):
         return False
     found = os.statvfs(folder)
@@ -70,17 +70,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("compiler")}
-    items.sort(key=lambda item: item.path not in long)  # or one process would still be at them when all else is done
+    items.sort(key=lambda item: item.path not in long)  # otherwise one process would still run them at the end
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays: nobody need look for garbage in it."""
+    """Objects that exist now stay: nobody needs to look for garbage among them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests have to tell whether or not they pass: `record_property("told", …)`."""
+    """What tests have to say whether or not they pass: `record_property("told", …)`."""
     reports = (report for reports in terminalreporter.stats.values() for report in reports)
     calls = (report for report in reports if getattr(report, "when", "") == "call")
     told = [text for report in calls for name, text in report.user_properties if name == "told"]
@@ -102,7 +102,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for name in (component.variable, *component.along):
             monkeypatch.delenv(name, raising=False)
     for name in (*OF_SETTINGS, MANAGED, EXEC_KEY):
-        # Set first, so that what a test lets kstore write there is undone as well.
+        # Set first, so that whatever a test lets kstore write to them is undone as well.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "roots")
@@ -114,7 +114,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def headstart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every restore into an empty root has a head start, as one of many files has."""
+    """Every restore into an empty root gets a head start, as a restore of many files does."""
     monkeypatch.setattr("kstore.local.headstart._WORTHWHILE", 0)
 
 
@@ -129,14 +129,14 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def all_counted() -> Iterator[None]:
-    """No test leaves a restore to be counted while another one runs."""
+    """No test leaves a restore to be counted while another test runs."""
     yield
     finish(10)
 
 
 @pytest.fixture
 def deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every manifest follows on an earlier one, if there is one, however little that saves."""
+    """Every manifest follows on an earlier one if there is one, however little that saves."""
     follow_always(monkeypatch)
 
 

@@ -276,7 +276,7 @@ def test_nobody_waits_until_a_file_that_is_far_away_is_closed(backend: PosixBack
 def test_of_files_that_cannot_be_closed_only_a_few_stay_open(
     backend: PosixBackend, far: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a dead mount, closing may hang. Then the reader of the next file hangs there, as it would without any thread."""
+    """In a dead mount, closing may hang. Then the reader of the next file hangs there, as without any thread."""
     most, begun = reading._CLOSING._value, list[int]()
     monkeypatch.setattr(reading, "begin", lambda function, fd: begun.append(fd))
     for _ in range(most + 2):

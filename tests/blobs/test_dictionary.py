@@ -22,7 +22,7 @@ from tests.blobs.packs import fetch, write_pack
 
 FOLDER = Path(kstore.__file__).parent / "blobs/dictionaries"
 EVER = {0x6B730001: "88b4c28f2b220114c1e93acb75c38abc6bbc4746991be83cf080ae38950a2767"}
-"""Number → digest, of every dictionary that a store may need."""
+"""Number → digest, for every dictionary that a store may need."""
 
 
 def content(number: int) -> bytes:
@@ -32,7 +32,7 @@ def content(number: int) -> bytes:
 
 
 WRAPPER = content(NEWEST)[-20_000:]
-"""As compilers write it, if the dictionary is what it is meant to be."""
+"""Text as compilers write it, if the dictionary is what it is meant to be."""
 CASES = {
     "one blob": [WRAPPER],
     "several blobs": [WRAPPER, b"short", WRAPPER[::-1]],

@@ -65,7 +65,7 @@ class Stored:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.digests: list[bytes] = []
         self.limit: int | None = None
-        """How many may be stored; then the process is gone."""
+        """How many blobs may be stored; then the process is gone."""
         self.kill: Callable[[], None] = self._raise
         add, put_many = PackWriter.add, LooseBlobs.put_many
 

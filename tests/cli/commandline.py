@@ -25,8 +25,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 TICK = "sleep 0.02"
-"""A shell command that lasts until the time of files goes on, which the kernel sets some hundred times a second: no job
-reads or compiles as soon after a restore as these tests' would.
+"""A shell command that lasts until the clock of file times advances, which the kernel does some hundred times a second:
+no job reads or compiles as soon after a restore as the jobs of these tests would.
 """
 
 

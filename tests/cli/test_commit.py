@@ -15,7 +15,7 @@ OLD = {
         "TILELANG_CACHE_DIR": "sglang/tilelang", "FLASHINFER_WORKSPACE_BASE": "sglang",
     },
 }  # fmt: skip
-"""As in docs/migrating.md."""
+"""As described in docs/migrating.md."""
 
 
 def test_it_commits_and_says_what(cli: Cli) -> None:

@@ -22,11 +22,11 @@ SOUND_COUNTERS = {
     "inductor": ("fxgraph_cache_miss", "fxgraph_cache_bypass", "fxgraph_lookup_write_file"),
     "aot_autograd": ("autograd_cache_saved",),
 }
-"""What torch counts when it compiles. Others reappear on a perfect hit, for it adds those of the first compile."""
+"""What torch counts when it compiles. Other counters reappear on a perfect hit: it adds those of the first compile."""
 
 
 PATH = {"PYTHONPATH": f"{PROGRAMS / 'startup'}:{REPOSITORY}"}
-"""Where Python looks first: for what it runs at its start, and for kstore as it is here."""
+"""Where Python looks first: for what it runs when it starts, and for kstore in this version."""
 QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **PATH}
 
 
@@ -36,7 +36,7 @@ class Container:
 
     temporary: Path
     as_shipped: bool = False
-    """Whether Inductor tries instructions out and compiles headers ahead, which is half of a small model's time."""
+    """Whether Inductor tries instructions and precompiles headers, which is half of a small model's time."""
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KSTORE_")}
@@ -50,7 +50,7 @@ class Container:
 
 
 def worker(store: Path, root: Path, environ: MutableMapping[str, str], layout: str = "loose") -> Store:
-    """A store as seen by a worker with its cache root at `root`. Its scope is a GPU's, so that no vector ISA is needed."""
+    """A store as seen by a worker with its cache root at `root`. Its scope is a GPU's, so it needs no vector ISA."""
     return Store(store, cache_root=root, layout=layout, gpu=GPU, environ=environ)
 
 

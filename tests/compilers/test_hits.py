@@ -18,7 +18,7 @@ pytestmark = pytest.mark.compiler
 
 MODEL = "mlp-hits"
 ANOTHER_KEY = {"TORCH_COMPILE_CACHE_KEY_TAG": "another", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}
-"""Makes every graph's key another one."""
+"""Changes every graph's key."""
 
 
 class Job:

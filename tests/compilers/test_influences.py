@@ -51,7 +51,7 @@ OPTIONS = {
     "PTXAS_OPTIONS", "TRITON_DEBUG", "TRITON_INSTRUMENTATION_MODE", "TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION",
     "TRITON_PTXAS_PATH",
 }  # fmt: skip
-"""They are in a kernel's key by way of its options, or of the version of ptxas."""
+"""They are in a kernel's key indirectly: by its options, or by the version of ptxas."""
 
 
 def ask(program: str, question: object) -> Any:

@@ -29,7 +29,7 @@ pytestmark = [
 
 LAYOUTS = ("loose", "packed")
 UNRELOCATED = "unrelocated"
-"""Of the store whose groups name the files of the root that they were compiled under."""
+"""The store whose groups name the files of the root that they were compiled under."""
 KERNELS = 16
 RELEASES = 10
 KERNELS_OF_A_RELEASE = 10

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compiler
 
 GRAPHS = [f"mlp-{letter}" for letter in "abcd"]
 HALF = 2
-"""Graphs after which the process is ended."""
+"""The number of graphs after which the process is ended."""
 
 
 class Job:

@@ -23,7 +23,7 @@ HOUR = 3600.0
 RANKS = ("rank_0_0", "rank_1_0")
 """`rank_<rank>_<data parallel index>`: `VllmBackend.__call__`, and `_support_torch_compile` for whole models."""
 PARTS = ("backbone", "eagle_head")
-"""What is compiled by itself; `VllmBackend.prefix`."""
+"""The parts that are compiled separately; `VllmBackend.prefix`."""
 KERNEL_FILES = ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json")
 
 
@@ -32,13 +32,13 @@ class Engine:
     """An engine that starts."""
 
     root: Path
-    """What its variable says."""
+    """What the engine's variable says."""
     environ: MutableMapping[str, str]
-    """It changes these variables as the engine does."""
+    """The engine changes these variables, as the real one does."""
     age: float = HOUR
-    """In seconds, of what it writes: kstore reads young files again."""
+    """The age, in seconds, of the files it writes: kstore reads young files again."""
     delay: float = 0.0
-    """Seconds that compiling one thing takes."""
+    """How many seconds compiling one thing takes."""
     compiled: list[str] = field(default_factory=list)
 
     def write(self, path: Path, data: bytes) -> None:

@@ -18,7 +18,7 @@ from tests.trees import Node, contents, shared_object
 ARCHITECTURE = "flashinfer/.cache/flashinfer/0.7.2/90a"
 OPERATION = f"{ARCHITECTURE}/cached_ops/decode_f16"
 LOCK = f"{ARCHITECTURE}/cached_ops/tmp/decode_f16.lock"
-"""Of the operation's name (`JitSpec.lock_path`)."""
+"""The lock of the operation's name (`JitSpec.lock_path`)."""
 SOURCE = f"{ARCHITECTURE}/generated/decode_f16/decode.cu"
 CUTE_DSL = f"{ARCHITECTURE}/cached_ops/quantize_sm90a_cute_dsl"
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 
 FOLDER = "tvmffi/twice_198ce7f90a4b51b3"
 BRIDGE = "tvmffi/libtorch_c_dlpack_addon_torch27-cpu-0a1b2c3d.so"
-"""Built in another folder, while tvm_ffi is imported, for a torch that lacks what it needs."""
+"""Built in another folder, when tvm_ffi is imported, for a torch that lacks what it needs."""
 LIBRARY = "tvmffi/sgl_kernel_jit_norm__arch_9.0__tvmffi_0.1.11"
 """SGLang's folder for one of its kernels."""
 

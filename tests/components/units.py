@@ -13,11 +13,11 @@ class NeverMixed:
     """Two workers restore the same, and each builds with a different change. A test class per component inherits it."""
 
     files: ClassVar[int]
-    """How many are stored of a folder."""
+    """How many files of a folder are stored."""
     build: ClassVar[Callable[[Node, str, str], None]]
-    """Writes what a build leaves of two inputs, a source and flags for example."""
+    """Writes what a build leaves of two inputs, for example a source and flags."""
     built: ClassVar[Callable[[Node], dict[str, bytes]]]
-    """What is there of it, by name."""
+    """What exists of the folder, by name."""
 
     def test_what_two_workers_have_built_is_never_mixed(self, tmp_path: Path) -> None:
         base = Node(tmp_path, "base")

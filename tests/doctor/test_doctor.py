@@ -55,7 +55,7 @@ def checks(store: Store, key: str = KEY) -> dict[str, Check]:
 
 
 def worst(store: Store, key: str = KEY) -> dict[str, Check]:
-    """Everything that is not well."""
+    """Every check whose verdict is not OK."""
     return {name: check for name, check in checks(store, key).items() if check.verdict is not Verdict.OK}
 
 
@@ -86,7 +86,7 @@ def test_without_a_key_no_cache_root_is_claimed(
 def test_nor_with_one_and_nothing_is_left_behind(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A root that root's doctor claims would give the user's job another one."""
+    """If root's doctor claimed a root, the user's job would get another one."""
     monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     store = Store(published.location, gpu=GPU, environment=ENVIRONMENT, environ={})
     before = contents(tmp_path)
@@ -158,7 +158,7 @@ def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Fleet:
-    """With a store below the one that is shared, which is not there."""
+    """With a store below the shared store, which does not exist."""
     fleet = Fleet(tmp_path, "packed", "packed")
     fleet.bake("one")
     return fleet
@@ -243,7 +243,7 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, *, renames: bool) -> None:
 def test_a_first_commit_may_make_the_store_while_it_is_tried_where_it_would_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that start at once, each with the doctor first. An empty folder is there where a filesystem is mounted."""
+    """Jobs that start at once, each with the doctor first. Where a filesystem is mounted, an empty folder exists."""
     (tmp_path / "store").mkdir()
     link, created = os.link, []
 
@@ -263,7 +263,7 @@ def test_a_first_commit_may_make_the_store_while_it_is_tried_where_it_would_be(
 def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On mounts of object stores files can be made, but no name is taken for one writer only."""
+    """On mounts of object stores, files can be made, but no name can be reserved for one writer only."""
     refuse_links(monkeypatch, renames=False)
     found = worst(published.store)["writing"]
     assert found.verdict is Verdict.WARNING
@@ -288,7 +288,7 @@ def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
 def test_without_hard_links_a_mount_of_fuse_may_give_a_name_to_two_hosts(
     published: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Azure's blobfuse2 does: it looks whether there is such an object, and then renames."""
+    """As Azure's blobfuse2 does: it looks whether the object exists, and then renames."""
     refuse_links(monkeypatch, renames=True)
     assert "writing" not in worst(published.store)
     monkeypatch.setattr("kstore.doctor.shared._fuse_kind", lambda _: "fuse.blobfuse2")
@@ -458,7 +458,7 @@ def test_without_a_key_it_says_that_no_compiler_is_installed(published: Node) ->
 
 
 def test_without_torch_the_only_environment_is_looked_at(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what a restore takes."""
+    """It is the environment that a restore takes."""
     environment(monkeypatch, torch="none")
     bare = Node(published.location.parent, "bare", environment=None)
     assert bare.restore().ok
@@ -560,7 +560,7 @@ def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
 
 
 def damage(node: Node) -> None:
-    """The manifest of the newest generation is cut short."""
+    """Cut the manifest of the newest generation short."""
     for path in (node.location / "blobs").glob(f"*/{node.newest().manifest.hex()}*"):
         path.chmod(0o644)
         path.write_bytes(b"")
@@ -588,7 +588,7 @@ def test_what_another_cache_root_costs_depends_on_torch(
 
 
 def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> None:
-    """It is what compilers ask for, whatever the cache root is."""
+    """It is where compilers look, whatever the cache root is."""
     chosen = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}
     builder = Node(tmp_path, "builder", environ=dict(chosen))
     Tree(tmp_path).put("chosen/ab/cone.py", b"code")
@@ -683,7 +683,7 @@ def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
 def test_what_counts_is_how_many_threads_torch_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], here: dict[str, str], found: str | None
 ) -> None:
-    """Of eight processors there, and four here."""
+    """Of eight processors there, and of four here."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     builder = Node(tmp_path, gpu="cpu-test", environ=there)
     builder.tree.graph()
@@ -709,7 +709,7 @@ def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
 
 
 def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun sets it for every job, and who examines one by hand has not set it."""
+    """torchrun sets it for every job, and somebody who examines a job by hand has not set it."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(99)))
     environ = {"OMP_NUM_THREADS": "98"}
 
@@ -877,7 +877,7 @@ def test_a_default_of_torchs_that_was_inherited_is_no_trouble(published: Node) -
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A filesystem with plenty of everything, to be changed."""
+    """A filesystem with plenty of everything, to be changed by tests."""
     status = SimpleNamespace(f_bavail=10**9, f_frsize=4096, f_files=10**6, f_favail=10**6, f_flag=0)
     monkeypatch.setattr(os, "statvfs", lambda path: status)
     yield status
@@ -913,7 +913,7 @@ def test_a_store_without_inodes_is_one_where_no_file_can_be_made(
 
 
 def test_a_root_whose_folders_do_not_tell_of_news_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On mounts of s3fs and rclone the time of a folder stands."""
+    """On mounts of s3fs and rclone a folder's time does not change."""
     mkdir = os.mkdir
 
     def keep_time(path: str, mode: int = 0o777) -> None:
@@ -968,13 +968,13 @@ def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyP
     check = checks(fresh.store)["space"]
     assert (check.verdict, check.found.endswith(", and a restore takes 30 MB")) == (Verdict.BAD, True)
 
-    fresh.commit()  # of nothing, as after a restore that has failed
+    fresh.commit()  # of nothing, as after a restore that failed
     assert checks(fresh.store)["space"].verdict is Verdict.BAD
 
     fresh.restore()
     large.tree.graph("ftwo")
     large.commit()
-    assert checks(fresh.store)["space"].verdict is Verdict.WARNING  # most of it is there already
+    assert checks(fresh.store)["space"].verdict is Verdict.WARNING  # most of it is already in the root
 
 
 def test_numbers_are_told_as_people_read_them(tmp_path: Path, disk: SimpleNamespace) -> None:

@@ -130,7 +130,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def two_models(machine: Machine) -> None:
-    """Two models of which the one that comes later on the bus is the faster."""
+    """Two models; the one that comes later on the bus is the faster."""
     machine.nvidia(
         Gpu(ADA, (8, 9), "GPU-aaaa1111-0000"),
         Gpu(BLACKWELL, (12, 0), "GPU-aaaa2222-0000"),
@@ -397,7 +397,7 @@ def test_a_half_imported_torch_does_no_harm(machine: Machine, monkeypatch: pytes
 
 
 def test_on_this_machine_torch_and_detection_agree() -> None:
-    """The only test on a real GPU; elsewhere its absence is what both must see."""
+    """The only test on a real GPU; on other machines both must see that there is none."""
     script = f"""
 import json, sys
 sys.path.insert(0, {str(REPOSITORY)!r})

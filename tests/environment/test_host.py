@@ -52,7 +52,7 @@ class Compiler:
         self._library.symlink_to("libstdc++.so.6.0.30")
 
     def prints(self, verbose: str, first: str = "") -> dict[str, str]:
-        """Returns the environment to use it by."""
+        """Returns the environment in which it is used."""
         (self.path.parent / "verbose").write_text(verbose)
         self.path.write_text(
             f"#!/bin/sh\necho run >> {self._runs}\n{first}\n"
@@ -256,7 +256,7 @@ def test_another_compiler_is_looked_at_again(compiler: Compiler) -> None:
 
 
 def test_a_worker_is_of_the_host_that_the_variables_of_its_store_name(tmp_path: Path, compiler: Compiler) -> None:
-    """As where a process restores for a child that is to use another compiler."""
+    """For example, where a process restores for a child that is to use another compiler."""
     node = Node(tmp_path)
     node.environ |= compiler.prints(GCC)
     built = node.tree.put("inductor/ab/c1.main.so", shared_object())

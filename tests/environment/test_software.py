@@ -36,7 +36,7 @@ def run(script: str) -> Any:
 
 @pytest.fixture
 def install_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallTorch:
-    """Returns a function that makes a torch with the given version.py the installed one."""
+    """Returns a function that installs a torch with the given version.py."""
 
     def install(version: str) -> None:
         (tmp_path / "torch").mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def install_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallTor
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
-    """What the installed torch and Triton say of themselves, and what was detected around their import."""
+    """What the installed torch and Triton say about themselves, and what was detected before and after their import."""
     pytest.importorskip("torch", reason="torch is not installed")
     result: dict[str, Any] = run("""
 from kstore.environment import detect_environment
@@ -261,7 +261,7 @@ def test_a_lowered_capability_is_another_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_a_program_that_is_not_python_shares_no_graphs_with_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor runs it to try the vector instructions: a graph that uses them would not compile in uWSGI."""
+    """Inductor runs it to try the vector instructions: in uWSGI a graph that uses them would not compile."""
     python = detect_with(AVX2, "cpu-x86_64", monkeypatch)
     monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
     server = detect_with(AVX2, "cpu-x86_64", monkeypatch)
@@ -309,7 +309,7 @@ def test_the_vector_isa_follows_inductors_rules(
 
 
 def test_the_vector_isa_is_the_one_that_inductor_picks_on_this_cpu() -> None:
-    """All of Inductor's choice but the compiler's: its trial compilations take many seconds."""
+    """All of Inductor's choice except the compiler's part: its trial compilations take many seconds."""
     if detect_environment("cpu-").facts["machine"] != "x86_64":
         pytest.skip("written for x86-64")
     pytest.importorskip("torch", reason="torch is not installed")
@@ -350,7 +350,7 @@ def test_where_the_kernel_says_nothing_there_are_no_flags(tmp_path: Path) -> Non
 
 
 def test_no_text_is_read_in_an_encoding_that_the_locale_chooses() -> None:
-    """Where Python is told to take that for an error (PEP 597), nothing could be restored."""
+    """Where Python is told to treat that as an error (PEP 597), nothing could be restored."""
     script = (
         "from kstore.environment import detect_environment, detect_host, host_hint\n"
         "print(detect_environment('cpu-x86_64').tag and detect_host().fingerprint and host_hint())"

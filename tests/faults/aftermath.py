@@ -19,7 +19,7 @@ _REMEMBERED = re.compile(r"lock|index-[0-9a-f]{8}|still-[0-9a-f]{8}|base|sync\.j
 
 
 def told_truly(scene: Scene, report: Report, records: list[logging.LogRecord]) -> Iterator[str]:
-    """The status is what happened, and trouble is one line."""
+    """The status says what happened, and trouble is one line."""
     lines = [record for record in records if record.name == "kstore" and record.levelno >= logging.WARNING]
     failed = report.status in (CommitStatus.FAILED, RestoreStatus.FAILED)
     left_out = report.skipped if isinstance(report, CommitReport) else report.left_out
@@ -65,7 +65,7 @@ def store_is_whole(scene: Scene) -> Iterator[str]:
 
 
 def root_is_sound(scene: Scene) -> Iterator[str]:
-    """Each file is whole, old or new, and each group of one piece or absent."""
+    """Each file is whole, old or new, and each group is from one writer or absent."""
     news = everything(scene)
     there, before = portable(scene.tree), scene.before
     yield from (
@@ -77,7 +77,7 @@ def root_is_sound(scene: Scene) -> Iterator[str]:
 
 
 def nothing_is_lost(scene: Scene, *, may_leave_staged: bool) -> Iterator[str]:
-    """With the fault gone, the worker goes on, and a fresh one gets everything."""
+    """Without the fault the worker goes on, and a fresh one gets everything."""
     whole = everything(scene)
     committed = scene.commit()
     if not committed.ok:
@@ -98,7 +98,7 @@ def everything(scene: Scene) -> dict[str, bytes]:
 
 
 def portable(tree: Tree) -> dict[str, bytes]:
-    """What is in a root, but for its own path."""
+    """What is in a root, except for its own path."""
     return {path: data.replace(bytes(tree.root), b"ROOT") for path, data in contents(tree.root).items()}
 
 

@@ -1,4 +1,4 @@
-"""Makes one system call of kstore's compiled calls fail, by a build of them of its own: see struck.h."""
+"""Makes one system call of kstore's compiled calls fail, by building them specially: see struck.h."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLIES = [Reply.REFUSED, Reply.LOST, Reply.LOST_TO_EXISTS, Reply.SHORT]
 
 
 class Struck:
-    """kstore's compiled calls with system calls that can be struck."""
+    """kstore's compiled calls, with system calls that can be struck."""
 
     def __init__(self, library: Path) -> None:
         self.module = _load(library)
@@ -33,7 +33,7 @@ class Struck:
 
     @contextmanager
     def strike(self, fault: Fault, number: int) -> Iterator[Striker]:
-        """Strike system call `number` of those that they make."""
+        """Strike system call `number` among those that they make."""
         striker, library = Striker(fault, number), self._library
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kstore.calls._calls", self.module)
@@ -46,12 +46,12 @@ class Struck:
                 library.struck_arm(-1, 0, 0)
 
     def of(self, faults: Faults) -> Strike:
-        """What strikes each call in turn."""
+        """The fault that strikes each call in turn."""
         return lambda number, folder: self.strike(faults.of_call(number), number)
 
     @contextmanager
     def without_nameless_links(self) -> Iterator[None]:
-        """As on Linux before 6.10, without a capability: a file is given a name by its descriptor in /proc alone."""
+        """As on Linux before 6.10, without a capability: a file can get a name only by its descriptor in /proc."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kstore.calls._calls", self.module)
             self._library.struck_refuse_nameless_links(1)

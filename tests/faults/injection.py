@@ -1,7 +1,7 @@
 """Makes one call fail: a call to the backend, or a system call on a file below a folder.
 
-The calls of an operation are numbered from 0 in the order in which they are made. A test strikes each in turn,
-until the operation ends before the call whose turn it is.
+The calls of an operation are numbered from 0 in the order in which they are made. A test strikes each call in turn,
+until the operation ends before it reaches the call whose turn it is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHORT = Fault(0, Reply.SHORT)
 
 @dataclass(frozen=True)
 class Faults:
-    """What strikes each call in turn: always the same, or one after another."""
+    """What strikes each call in turn: always the same fault, or one after another."""
 
     name: str
     faults: tuple[Fault, ...]
@@ -87,7 +87,7 @@ REFUSED = [
 LOST_ANSWERS = Faults("lost", (LOST,))
 FAULTS = [REFUSED[0], LOST_ANSWERS]
 REFUSED_OR_LOST = Faults("refused or lost", tuple(fault for refusal in REFUSALS for fault in (refusal, LOST)))
-"""Each call with one of both."""
+"""Each call with one of the two."""
 HEALING_OR_GONE = Faults("healing or gone", (HEALING, GONE[0]))
 SHORT_READS = Faults("short", (SHORT,))
 USUAL_FAULTS = [REFUSED_OR_LOST, HEALING_OR_GONE, SHORT_READS]
@@ -121,7 +121,7 @@ class Striker:
 
 
 class FaultyBackend:
-    """A backend one of whose calls fails, an upload's among them."""
+    """A backend in which one call fails; an upload's calls count too."""
 
     def __init__(self, real: PosixBackend, striker: Striker) -> None:
         self._real = real
@@ -143,7 +143,7 @@ class FaultyBackend:
         """No call whose answer anybody waits for."""
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Likewise."""
+        """No call whose answer anybody waits for."""
         return lambda: None
 
     def __getattr__(self, method: str) -> Call:
@@ -162,7 +162,7 @@ class FaultyBackend:
 
 
 class OpenedThrough:
-    """An object that is being read; somebody else makes the calls."""
+    """An object that is being read; its calls are made through somebody else."""
 
     def __init__(self, real: Any, make: Callable[[Call, tuple[int, int]], bytes]) -> None:
         self._real = real
@@ -230,14 +230,14 @@ _SIZED = ("pread", "read")
 
 
 def keep_in_order(patch: pytest.MonkeyPatch) -> None:
-    """Nothing is called ahead, or the order of calls would vary."""
+    """Nothing is called ahead: otherwise the order of calls would vary."""
     for ahead in ("look_ahead", "make_ahead"):
         patch.setattr(PosixBackend, ahead, getattr(FaultyBackend, ahead))
 
 
 @contextmanager
 def system_fault(fault: Fault, number: int, folder: Path) -> Iterator[Striker]:
-    """Strike system call `number` of those that concern something below `folder`."""
+    """Strike system call `number` among those that concern something below `folder`."""
     striker = Striker(fault, number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.calls._calls", plain)
@@ -274,7 +274,7 @@ def _faulty(name: str, real: Call, striker: Striker, folder: str) -> Call:
 
 
 def _concerned(arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """The path that a call is about, by name, by descriptor, or by a name in a folder's descriptor."""
+    """The path that a call is about: by name, by descriptor, or by a name in a folder's descriptor."""
     first = arguments[0] if arguments else "."
     if isinstance(first, int):
         return _of_descriptor(first)
@@ -298,7 +298,7 @@ def _halved(name: str, arguments: tuple[Any, ...]) -> Sequence[Any]:
 
 
 def _discard(name: str, answer: Any) -> None:
-    """Close what nobody will."""
+    """Close what nobody else will close."""
     if name == "open":
         _close(answer)
     elif hasattr(answer, "close"):
@@ -329,7 +329,7 @@ every_usual_fault = pytest.mark.parametrize(
     [REFUSED_OR_LOST, *_marked([*FAULTS, SHORT_READS, *MORE_FAULTS], pytest.mark.exhaustive)],
     ids=str,
 )
-"""Where what comes before each call takes long."""
+"""For operations whose preparation takes long."""
 every_fault_at_length = pytest.mark.parametrize(
     "faults",
     [
@@ -346,6 +346,6 @@ def of_backend(faults: Faults) -> Strike:
 
 
 def of_filesystem(faults: Faults) -> Strike:
-    # Only a client of a file server takes what is there for absent for a while.
+    # Only a client of a file server can take an existing file for absent for a while.
     below = "store" if faults.faults == (HEALING,) else ""
     return lambda number, folder: system_fault(faults.of_call(number), number, folder / below)

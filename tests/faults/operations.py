@@ -1,4 +1,4 @@
-"""The operations that faults strike, each with what comes before it."""
+"""The operations that faults strike, each with what happens before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scene:
     tree: Tree
     """The worker's cache root."""
     published: Tree | None = None
-    """The cache root of a worker that has published all of it."""
+    """The cache root of a worker that has published everything."""
     before: dict[str, bytes] = field(default_factory=dict)
     """What was in the worker's cache root before."""
 
@@ -32,7 +32,7 @@ class Scene:
         return self.folder / "store"
 
     def settings(self, root: Path) -> dict[str, Any]:
-        # Counting restores is struck by itself: see tests/stats.
+        # The counting of restores is struck by itself: see tests/stats.
         own = {"store": self.store, "cache_root": root, "layout": self.layout, "stats": False}
         return own | {"gpu": GPU, "environment": ENVIRONMENT, "environ": {}}
 

@@ -1,4 +1,4 @@
-"""The same at every system call of the compiled calls, which Python's own functions do not stand in for here."""
+"""The same at every system call of the compiled calls, which Python's own functions do not replace here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_system_calls_that_fail(
 def test_a_server_that_says_exists_of_what_it_has_just_linked(
     operation: Operation, struck: Struck, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is packed is linked by itself, by Python."""
+    """Packed objects are linked one by one, by Python."""
     strike_each_call(operation, "loose", struck.of(LOST_LINKS), tmp_path, caplog)
 
 

@@ -1,4 +1,4 @@
-"""Errors at every call in turn: no job breaks, no lie is told, nothing is lost."""
+"""Errors at every call in turn: no job breaks, no report lies, nothing is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def strike_each_call(
 
 
 def may_leave_staged(striker: Striker) -> bool:
-    """What cannot be removed, or was made by a call that seemed to fail, is for the store's garbage collector."""
+    """A file that cannot be removed, or was made by a call that seemed to fail, is left to the store's gc."""
     made_unknown = striker.fault is LOST and striker.struck.startswith("open")
     return striker.fault.lasting or made_unknown or striker.struck.startswith("unlink")
 

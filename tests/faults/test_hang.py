@@ -1,4 +1,4 @@
-"""A store whose mount hangs: the job goes on, and what wakes up later does it no harm."""
+"""A store whose mount hangs: the job goes on, and calls that wake up later do it no harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.trees import KEY
 
 
 class HangingBackend:
-    """A backend that hangs in one call, and in all after it, until it is released."""
+    """A backend that hangs in one call, and in all calls after it, until it is released."""
 
     def __init__(self, real: PosixBackend, number: int) -> None:
         self._real = real
@@ -50,7 +50,7 @@ class HangingBackend:
         """Nobody waits for it."""
 
     def make_ahead(self, folder: str) -> Callable[[], None]:
-        """Nor for this."""
+        """Nobody waits for it."""
         return lambda: None
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -60,18 +60,18 @@ class HangingBackend:
         return lambda *arguments: self._make(real, arguments)
 
     def _make(self, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """If it is this call's turn it hangs."""
+        """Make the call; it hangs if it is its turn."""
         if next(self._calls) >= self._number:
             self.hung.set()
             assert self._released.wait(60)
         return real(*arguments)
 
     def release(self) -> None:
-        """Let it all go on, and wait until the threads left behind have ended."""
+        """Let all calls go on, and wait until the threads left behind have ended."""
         self._released.set()
         while left := set(threading.enumerate()) - self._others:
             for thread in left:
-                if thread.ident:  # Else it is being started.
+                if thread.ident:  # Otherwise it is being started.
                     thread.join(60)
                     assert not thread.is_alive()
 
@@ -120,7 +120,7 @@ def test_a_restore_that_nobody_waits_for_sets_no_variable(tmp_path: Path, monkey
     scene = OPERATIONS[2].prepare(tmp_path, "loose")
     environ: dict[str, str] = {}
     settings = scene.settings(scene.tree.root) | {"environ": environ, "environment": None}
-    # Without torch the store is asked for the environment, before any variable is set.
+    # Without torch, the store is asked for the environment before any variable is set.
     monkeypatch.setattr("kstore.origin.detect_environment", lambda *given: Environment("none", {"torch": "none"}))
     with hanging(scene, 0):
         assert kstore.restore(KEY, **settings).status is RestoreStatus.TIMEOUT
@@ -143,7 +143,7 @@ def test_a_mark_that_hangs_costs_a_restore_little(tmp_path: Path, layout: str, m
 
 @pytest.mark.parametrize("verb", ["restore", "commit"])
 def test_a_job_ends_although_its_store_still_hangs(tmp_path: Path, verb: str, layout: str) -> None:
-    """In a thread of a pool or of its own, and with the lock of the cache root held."""
+    """In a thread of a pool or of its own, and with the cache root's lock held."""
     scene = OPERATIONS[2 if verb == "restore" else 1].prepare(tmp_path, layout)
     settings = {name: str(value) for name, value in scene.settings(scene.tree.root).items() if name != "environ"}
     code = (

@@ -1,4 +1,4 @@
-"""Errors at every call of gc, verify, rollback and forget: workers lose nothing by it, and the next try succeeds."""
+"""Errors at every call of gc, verify, rollback and forget: workers lose nothing by them, and the next try succeeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.trees import KEY, Node, Tree
 
 
 def _twice_published(folder: Path, layout: str) -> Scene:
-    """A generation that nobody needs any more, and one that takes its place."""
+    """A generation that nobody needs any more, and the one that replaced it."""
     scene = published(folder, layout)
     assert scene.published
     add_news(scene.published)
@@ -84,12 +84,12 @@ KEEPING = [
     Upkeep("verify", _twice_published, lambda store: store.verify(KEY)),
     Upkeep("repair", _damaged, lambda store: store.verify(KEY, repair=True)),
 ]
-"""After these a worker gets what it got before."""
+"""After these operations a worker gets what it got before."""
 CHANGING = [
     Upkeep("rollback", _twice_published, lambda store: store.rollback(KEY)),
     Upkeep("forget", _twice_published, lambda store: store.forget(KEY)),
 ]
-"""After these it gets what it got before, or what it was to get."""
+"""After these operations it gets what it got before, or what it was to get."""
 
 
 def strike_each_call(upkeep: Upkeep, layout: str, folder: Path, strike: Strike, check: Callable[[Scene], None]) -> None:
@@ -110,7 +110,7 @@ def nothing_is_lost(scene: Scene) -> None:
     """Upkeep goes on undisturbed, a worker that has everything commits, and a fresh worker gets everything."""
     _store(scene).verify(KEY, repair=True)
     assert _node(scene).commit().ok
-    for _ in range(4):  # a fault may have left something in tmp/, which goes with a list of its own
+    for _ in range(4):  # a fault may have left something in tmp/, which a list of its own removes
         pass_time(_node(scene))
         _store(scene).gc(Policy(keep=1))
     assert list(store_is_whole(scene)) == []

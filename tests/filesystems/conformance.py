@@ -1,4 +1,4 @@
-"""What holds for a store and a cache root on any two filesystems. A class per pair inherits it."""
+"""What holds for a store and a cache root on any two filesystems. A class for each pair inherits it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pair:
         return Tree(self.local / name)
 
     def publish(self, layout: str | None = None) -> kstore.CommitReport:
-        """One of everything, by a worker called "first"."""
+        """Publish one of everything, by a worker called "first"."""
         tree = self.tree("first")
         tree.wrapper()
         tree.graph()
@@ -44,7 +44,7 @@ class Pair:
         return self.worker("first", layout).commit(KEY)
 
     def portable(self, name: str) -> dict[str, bytes]:
-        """What a worker has, but for its own path."""
+        """What a worker has, except for its own path."""
         root = self.local / name
         return {path: data.replace(bytes(root), b"ROOT") for path, data in contents(root).items()}
 
@@ -54,10 +54,10 @@ class StoreAndCacheRoot:
 
     store_on: ClassVar[str]
     root_on: ClassVar[str | None] = None
-    """None: the same one."""
+    """None: the same filesystem."""
     mode: ClassVar[LinkMode]
     why: ClassVar[str] = ""
-    """Why it is not a better one."""
+    """Why it is not a better mode."""
     keeps_stamps: ClassVar[bool] = True
 
     @pytest.fixture

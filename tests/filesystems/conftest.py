@@ -19,4 +19,4 @@ def volumes(tmp_path: Path) -> Iterator[Volumes]:
 
 @pytest.fixture(autouse=True)
 def known_host(host: object) -> None:
-    """What the compiler would say is beside the point."""
+    """What the compiler would say does not matter here."""

@@ -1,4 +1,4 @@
-"""A store on FUSE whose mount hangs while kstore has a file open: closing that hangs as well, in whichever process."""
+"""A store on FUSE whose mount hangs while kstore has a file open: closing it hangs as well, in whichever process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 60
 
 @contextmanager
 def served(folder: Path, target: Path, text: str) -> Iterator[subprocess.Popen[str]]:
-    """What hangs goes on when the server is killed: with ENOTCONN."""
+    """Calls that hang go on when the server is killed: they fail with ENOTCONN."""
     target.mkdir()
     program = REPOSITORY / "tests/programs/serve_fuse.py"
     command = (sys.executable, program, folder, target, text)
@@ -62,7 +62,7 @@ def test_the_command_of_exec_runs_all_the_same(builder: Node, tmp_path: Path, te
         assert job.stdout and server.stdout
         assert server.stdout.readline() == "hangs\n"
         assert job.stdout.readline() == "runs\n"
-        server.kill()  # No process ends that has a file of it open.
+        server.kill()  # No process ends while it has a file of the mount open.
         _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == 7
     assert "nothing is restored, the command runs cold" in err

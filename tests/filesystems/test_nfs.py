@@ -1,4 +1,4 @@
-"""A store on NFS, with the kernel's own server and client. Each mount has a cache of its own, as two hosts have."""
+"""A store on NFS, with the kernel's own server and client. Each mount has a cache of its own, as two hosts do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trees import Node, contents, in_processes
 pytestmark = [pytest.mark.privileged, pytest.mark.slow]
 
 REMEMBERS = 2
-"""Seconds for which a host goes on listing a folder as it was."""
+"""For how many seconds a host goes on listing a folder as it was."""
 GRACE = 20
 COMMITTERS = 4
 RESTORERS = 2
@@ -58,7 +58,7 @@ class TestStoreAndRoot(StoreAndCacheRoot):
 
 @pytest.fixture
 def hosts(volumes: Volumes, tmp_path: Path) -> list[Path]:
-    """Folders with the same store and local room of their own."""
+    """Folders with the same store and separate local room."""
     mounts = nfs(volumes, hosts=2, options=f",acdirmin=1,acdirmax={REMEMBERS},acregmin=1,acregmax={REMEMBERS}")
     (mounts[0] / "shared").mkdir()
     folders = [tmp_path / f"host{number}" for number in range(len(mounts))]

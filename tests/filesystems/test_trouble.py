@@ -48,7 +48,7 @@ def test_a_blob_without_room_for_a_link_costs_its_own_file_a_copy(volumes: Volum
 
 
 def restored_by_another_user(pair: Pair) -> dict[str, object]:
-    """The report of a worker that may read the store and not write it."""
+    """The report of a worker that may read the store but not write it."""
     (pair.local / "second").mkdir()
     os.chown(pair.local / "second", OTHER_USER, OTHER_USER)
     code = (
@@ -57,7 +57,7 @@ def restored_by_another_user(pair: Pair) -> dict[str, object]:
         "report = kstore.restore(key, store=store, cache_root=root, strict=True, **json.loads(settings))\n"
         "print(json.dumps(report.as_json()))"
     )
-    # By the descriptor it passes through the folders that pytest keeps private, with the capability it finds Python.
+    # By the descriptor it gets past the folders that pytest keeps private, and by the capability it finds Python.
     volume = os.open(pair.local, os.O_RDONLY)
     here = f"/proc/self/fd/{volume}"
     pass_through = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
@@ -75,7 +75,7 @@ def restored_by_another_user(pair: Pair) -> dict[str, object]:
     ("kind", "mode"), [("ext4", LinkMode.COPY), ("tmpfs", LinkMode.COPY), ("xfs", LinkMode.REFLINK)]
 )
 def test_another_users_blobs_are_cloned_or_copied(volumes: Volumes, kind: str, mode: LinkMode) -> None:
-    """Linux refuses hard links to what one could not write (fs.protected_hardlinks)."""
+    """Linux refuses hard links to files that one could not write (fs.protected_hardlinks)."""
     if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
         pytest.skip("fs.protected_hardlinks is off")
     if shutil.which("setpriv") is None:
@@ -95,7 +95,7 @@ def test_another_users_blobs_are_cloned_or_copied(volumes: Volumes, kind: str, m
 
 @pytest.mark.parametrize(("kind", "mode"), [("ext4", LinkMode.COPY), ("xfs", LinkMode.REFLINK)])
 def test_a_store_that_is_mounted_read_only_beside_the_cache_root(volumes: Volumes, kind: str, mode: LinkMode) -> None:
-    """As a container gets a volume: a hard link does not reach across two mounts of one filesystem, a clone does."""
+    """As a container gets a volume: a hard link does not reach across two mounts of one filesystem; a clone does."""
     volume = volumes.make(kind)
     Pair(volume, volume).publish("loose")
     mounted = volumes.mount("--bind", volume)
@@ -165,7 +165,7 @@ def test_a_kernel_that_came_with_the_image_is_replaced(volumes: Volumes, layout:
 def test_a_component_may_have_a_mount_of_its_own_in_the_cache_root(
     volumes: Volumes, layout: str, mounted: str, kind: str
 ) -> None:
-    """As volumes of a pod have, which may be folders of one disk."""
+    """As a pod's volumes may have; they may be folders of one disk."""
     volume = volumes.make("ext4")
     pair = Pair(volume, volume)
     pair.tree("first").put("flashinfer/.cache/flashinfer/0.2/build.ninja", b"rules")

@@ -21,14 +21,14 @@ _SERVER = "127.0.0.1"
 
 @dataclass
 class Volumes:
-    """Mounts filesystems below `folder`; leaving `finalizers` unmounts them, which frees their loop devices."""
+    """Mounts filesystems below `folder`. Closing `finalizers` unmounts them, which frees their loop devices."""
 
     folder: Path
     finalizers: ExitStack
     _made: list[Path] = field(default_factory=list)
 
     def make(self, kind: str) -> Path:
-        """A new filesystem; one of `KINDS`."""
+        """A new filesystem of one of the `KINDS`."""
         return KINDS[kind](self)
 
     def mount(self, *arguments: object) -> Path:
@@ -38,7 +38,7 @@ class Volumes:
         return self.mount_on(target, *arguments)
 
     def mount_on(self, target: Path, *arguments: object) -> Path:
-        """The same on a folder that is made for it."""
+        """As `mount`, on a folder that is made for it."""
         if os.geteuid():
             pytest.skip("mounting needs root")
         target.mkdir(parents=True)
@@ -69,7 +69,7 @@ def _overlay(volumes: Volumes) -> Path:
 
 
 def overlay(volumes: Volumes, lower: Path) -> Path:
-    """A container of the image `lower`, which moves no folder of it."""
+    """A container of the image `lower`, whose overlay moves no folder of the image."""
     above = ext4(volumes)
     upper, work = above / "upper", above / "work"
     upper.mkdir()
@@ -80,11 +80,11 @@ def overlay(volumes: Volumes, lower: Path) -> Path:
 
 
 def nfs(volumes: Volumes, hosts: int = 1, options: str = "") -> list[Path]:
-    """One folder as each of several hosts has it: mounts with a cache of their own, of a server on this machine."""
+    """One folder as each of several hosts sees it: mounts of a server on this machine, each with a cache of its own."""
     if not NFS_SERVER.exists() or NFS_SERVER.read_text() == "0\n":
         pytest.skip("no NFS server runs here (tools/nfs starts a machine that has one)")
     export = f"{_SERVER}:{ext4(volumes)}"
-    # As the root of all exports: folders above it need not be on a filesystem that can be exported.
+    # As the root of all exports: the folders above it need not be on a filesystem that can be exported.
     _run("exportfs", "-o", "rw,no_root_squash,insecure,no_subtree_check,fsid=0", export)
     volumes.finalizers.callback(_run, "exportfs", "-u", export)
     return [volumes.mount("-t", "nfs4", "-o", f"nosharecache{options}", f"{_SERVER}:/") for _ in range(hosts)]
@@ -95,7 +95,7 @@ KINDS: dict[str, Callable[[Volumes], Path]] = {
     # Inodes of 128 bytes have no room for fractions of a second.
     "ext4 with coarse times": lambda volumes: ext4(volumes, "-I", "128"),
     "xfs": lambda volumes: volumes.on_loop(320 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1"),
-    # Room is free again once a transaction is over: by default that takes half a minute.
+    # Room is free again once a transaction is over, which takes half a minute by default.
     "btrfs": lambda volumes: volumes.on_loop(128 * MIB, "mkfs.btrfs", "-q", mount_options="noatime,commit=1"),
     "tmpfs": lambda volumes: volumes.mount("-t", "tmpfs", "-o", "size=64m", "tmpfs"),
     "overlay": _overlay,
@@ -107,7 +107,7 @@ def remount(volume: Path, options: str) -> None:
 
 
 def corrupt(file: Path) -> None:
-    """Damage the record that an ext4 on a loop device has of a file: whoever opens it is told so."""
+    """Damage the record that an ext4 on a loop device has of a file: whoever opens the file gets an error."""
     if shutil.which("debugfs") is None:
         pytest.skip("debugfs is not installed")
     (volume,) = (folder for folder in file.parents if os.path.ismount(folder) and folder.name.startswith("volume"))
@@ -118,7 +118,7 @@ def corrupt(file: Path) -> None:
 
 
 def fill(volume: Path) -> Path:
-    """Take all space that is left, without writing it: of a small volume, and never of the machine's own disk."""
+    """Take all space that is left, without writing it. Only for small volumes, never for the machine's own disk."""
     found = os.statvfs(volume)
     assert found.f_blocks * found.f_frsize < 1 << 30 and os.path.ismount(volume)
     filler = volume / "filler"
@@ -138,7 +138,7 @@ def fill(volume: Path) -> Path:
 
 
 def make_room(filler: Path) -> None:
-    """Remove what took all space, and wait until that is free: an NFS server keeps a file open for a while."""
+    """Remove what took all space, and wait until the space is free: an NFS server keeps a file open for a while."""
     size = filler.stat().st_size
     filler.unlink()
     until = time.monotonic() + 60

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def known_host(host: object) -> None:
-    """What the compiler would say is beside the point."""
+    """What the compiler would say does not matter here."""

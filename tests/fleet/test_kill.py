@@ -1,4 +1,4 @@
-"""kill -9 at random moments: what is in the store is whole, and so is every group in a cache root."""
+"""kill -9 at random moments: everything in the store is whole, and so is every group in a cache root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def killed(run: Callable[[], object], longest: float) -> bool:
-    """Run in a process and kill it at some moment; whether it was killed before its end."""
+    """Run in a process and kill it at some moment. Returns whether it was killed before its end."""
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     time.sleep(random.uniform(0, longest))
@@ -37,7 +37,7 @@ def killed(run: Callable[[], object], longest: float) -> bool:
 
 
 def duration(run: Callable[[], object]) -> float:
-    """Seconds, in a process of its own, as above."""
+    """How many seconds it takes, in a process of its own as above."""
     started = time.monotonic()
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
@@ -52,7 +52,7 @@ def check_groups(node: Node) -> None:
 
 
 class Victims:
-    """What is killed. Each call does something that the last did not."""
+    """The operations that are killed. Each call does something that the previous one did not."""
 
     def __init__(self, folder: Path, layout: str) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ class Victims:
         return lambda: node.store.gc(Policy(keep=2))
 
     def fill(self) -> None:
-        """Something to restore that takes a while."""
+        """Add something to restore that takes a while."""
         node = self.next("first")
         for kernel in range(20):
             node.tree.kernel(f"kernel-{kernel}")
@@ -109,7 +109,7 @@ def kill_often(folder: Path, layout: str) -> None:
         role = roles[number % len(roles)]
         is_hit = killed(role(), longest[role])
         hits += is_hit
-        longest[role] *= 1.05 if is_hit else 0.8  # the machine is faster at one time than at another
+        longest[role] *= 1.05 if is_hit else 0.8  # the machine's speed varies
         if not is_hit:
             continue
         survivor = Node(folder, f"survivor-{number}", layout=layout)

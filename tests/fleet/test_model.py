@@ -1,4 +1,4 @@
-"""Any sequence of commits, restores, forgets, gcs and verifies does what a few Python sets do."""
+"""Any sequence of commits, restores, forgets, gcs and verifies behaves as a few Python sets do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Model:
     declined: set[str] = field(default_factory=set)
 
     def see(self, published: set[str]) -> None:
-        """What was taken out of the key since this worker's base, and is here still, stays out."""
+        """What was taken out of the key since this worker's base, and is still in its cache root, stays out."""
         self.declined |= (self.base & self.local) - published
         self.declined &= self.local
         self.base = set(published)
@@ -50,7 +50,7 @@ class Fleet(RuleBasedStateMachine):
         self.fresh = 0
         self.workers = [Model(Node(self.folder, f"worker-{number}")) for number in range(3)]
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr("kstore.gc.repack.MANY", 2)  # packs that become one
+        self._patch.setattr("kstore.gc.repack.MANY", 2)  # packs are merged into one
 
     def teardown(self) -> None:
         self._patch.undo()
@@ -64,7 +64,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(number=workers, name=names)
     def lose(self, number: int, name: str) -> None:
-        """Somebody cleans up."""
+        """Somebody cleans up the cache root."""
         worker = self.workers[number]
         if name in worker.local - worker.declined - (worker.base - self.published):
             shutil.rmtree(worker.node.tree.root / worker.node.tree.kernel(name))
@@ -85,7 +85,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(number=workers, is_new=st.booleans())
     def restore(self, number: int, is_new: bool) -> None:
-        """In a new container nothing is known, and nothing is there."""
+        """A new container knows nothing and has nothing."""
         worker = self.workers[number]
         if is_new:
             shutil.rmtree(worker.node.tree.root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Sixteen workers start cold on one key, each a process of its own with the real compiler: one compiles."""
+"""Sixteen workers start cold on one key, each a process of its own with the real compiler: only one compiles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Fleet:
 
 
 def finish(worker: subprocess.Popen[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What kstore and what the compiler says of it."""
+    """What kstore and the compiler say about it."""
     out, err = worker.communicate(timeout=TIMEOUT)
     assert worker.returncode == 0, err
     return json.loads(err.splitlines()[-1]), json.loads(out)

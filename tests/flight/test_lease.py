@@ -1,4 +1,4 @@
-"""A lease has one holder at a time, however many want it."""
+"""A lease has one holder at a time, however many workers want it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_who_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
     for _ in range(5):
         holder.renew()
     assert seen
-    assert seen.number not in files(storage)  # so its successor's name may be free
+    assert seen.number not in files(storage)  # so the name after it may be free
     assert not late.take(seen)
     newest = late.newest()
     assert newest
@@ -189,7 +189,7 @@ def test_a_renewed_one_is_as_if_it_were_new(tmp_path: Path) -> None:
 
 
 def take_at_once(storage: Storage, seen: Claim | None, count: int = 32) -> list[Lease]:
-    """Those of many threads that took it."""
+    """The threads, of many, that took it."""
     ready, taken = threading.Barrier(count), []
 
     def run() -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 class ReadOnlyBackend:
-    """A backend that knows no writing call."""
+    """A backend that knows only the calls that read."""
 
     def __init__(self, root: Any) -> None:
         self._real = PosixBackend(root)

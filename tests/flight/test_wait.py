@@ -32,7 +32,7 @@ from tests.gc.stores import pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing, unmounted
 
 LONG = 120.0
-"""Nobody in these tests waits for so long, unless something is wrong."""
+"""Nobody in these tests waits for so long unless something is wrong."""
 SHORT = 0.3
 TTL = 0.6
 SCOPE = {"gpu": GPU, "environment": ENVIRONMENT}
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("host", "landed")
 
 @pytest.fixture
 def landed() -> Iterator[None]:
-    """No test leaves a worker that waits, or a lease that is renewed."""
+    """No test leaves a waiting worker or a lease that is still renewed."""
     yield
     waiters = [thread for thread in threading.enumerate() if thread.name == Waiter.NAME]
     for thread in waiters:
@@ -160,7 +160,7 @@ def test_a_key_that_was_forgotten_is_compiled_anew(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["ref", "manifest"])
 def unreadable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Of the one generation that there is nothing can be read; returns the folder of the store."""
+    """The only generation cannot be read. Returns the store's folder."""
     node = Node(tmp_path, "before", layout="loose")
     node.tree.kernel("before")
     node.commit()
@@ -314,7 +314,7 @@ def test_one_of_those_that_wait_takes_over_from_a_dead_holder(tmp_path: Path) ->
 
 
 def test_nobody_takes_over_while_the_volume_is_away(tmp_path: Path) -> None:
-    """Only a holder that lives is seen no longer: its files are away, and nothing may be written in their place."""
+    """A holder that lives is only out of sight: its files are away, and nothing may be written in their place."""
     first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
     with unmounted(first.location):
@@ -326,7 +326,7 @@ def test_nobody_takes_over_while_the_volume_is_away(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_was_left_behind_long_ago_delays_nobody(tmp_path: Path) -> None:
-    """Its holder would have to be watched for longer than anybody waits here, were there not the store's clock."""
+    """Without the store's clock its holder would have to be watched for longer than anybody waits here."""
     node = Node(tmp_path)
     node.store.create()
     left = Lease(node.store.storage, f"{GPU}/{KEY}/@{ENVIRONMENT}", 2 * LONG)
@@ -336,7 +336,7 @@ def test_a_lease_that_was_left_behind_long_ago_delays_nobody(tmp_path: Path) -> 
 
 
 def test_a_claim_that_a_crash_has_emptied_is_nobodys(tmp_path: Path) -> None:
-    """Roots that lead nothing have no nonce either: all of them would lead."""
+    """Roots that lead nothing have no nonce either: all of them would be leaders."""
     node = Node(tmp_path)
     node.store.storage.create()
     node.store.storage.backend.put(f"leases/{node.store.scope(KEY).path}/1", b"")
@@ -508,7 +508,7 @@ def test_a_senseless_wait_is_a_usage_error(tmp_path: Path, wait: Any) -> None:
 
 
 def test_where_there_is_no_torch_the_key_is_waited_for(tmp_path: Path) -> None:
-    """As in an init container, which cannot know under which environment it will appear."""
+    """As in an init container, which cannot know in which environment the key will appear."""
     bare = Node(tmp_path, "bare", environment=None)
     vars(bare.store)["environment"] = Environment("none", {"torch": "none"})
     waiter = Waiter(bare)
@@ -592,7 +592,7 @@ def test_the_report_says_it_all_in_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [*REFUSALS, LOST, LOST_TO_EXISTS, *GONE], ids=str)
 def test_whatever_call_fails_the_job_goes_on_and_commits(tmp_path: Path, fault: Fault) -> None:
-    """Those that the fault makes wait for themselves do so to the end of their time."""
+    """Workers that the fault makes wait for themselves wait to the end of their time."""
     for number in count():
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -621,11 +621,11 @@ def test_a_poll_writes_nothing(tmp_path: Path) -> None:
     assert not waiter._answer.done()
     first.tree.kernel("one")
     first.commit()
-    waiter.result()  # or its thread would go on in the tests that follow
+    waiter.result()  # otherwise its thread would go on in the tests that follow
 
 
 def run_worker(folder: Path, number: int) -> tuple[bool, str]:
-    """Restore, compile if need be, commit."""
+    """Restore, compile if necessary, commit."""
     node = Node(folder, f"worker-{number}")
     report = node.restore(wait=LONG)
     if not report.ok:

@@ -9,7 +9,7 @@ from tests.trees import Node
 
 @pytest.fixture(autouse=True)
 def known_host(host: object) -> None:
-    """What the compiler would say is beside the point."""
+    """What the compiler would say does not matter here."""
 
 
 @pytest.fixture

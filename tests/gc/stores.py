@@ -13,7 +13,7 @@ _SECOND = 1_000_000_000
 
 
 def pass_time(node: Node, seconds: float = 2 * HOUR) -> None:
-    """Everything in the store becomes older, as its own clock shows it."""
+    """Make everything in the store older, as its own clock shows it."""
     for path in list((node.location / "quarantine").glob("*.*.*")):
         what, since, nonce = path.name.split(".")
         path.rename(path.with_name(f"{what}.{int(since, 16) - int(seconds * _SECOND):x}.{nonce}"))
@@ -46,7 +46,7 @@ def generations(node: Node) -> list[int]:
 
 
 def restored(folder: Path, name: str) -> dict[str, bytes]:
-    """What a fresh worker gets, by its paths and bytes, those of relocated files left out."""
+    """What a fresh worker gets: path → bytes, without relocated files."""
     other = Node(folder, name, layout=None)
     report = other.restore()
     assert report.skipped == ()
@@ -54,5 +54,5 @@ def restored(folder: Path, name: str) -> dict[str, bytes]:
 
 
 def kernels(node: Node) -> dict[str, bytes]:
-    """What a worker has, likewise."""
+    """What a worker has: path → bytes, without relocated files."""
     return without_relocated(contents(node.tree.root))

@@ -47,7 +47,7 @@ def test_a_killed_gc_leaves_nothing_on_disk(monkeypatch: pytest.MonkeyPatch, tmp
 def test_where_few_descriptors_are_free_nothing_is_left_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """However many it takes."""
+    """However many descriptors it takes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     limits, open_now = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
     made = []
@@ -89,7 +89,7 @@ def test_where_a_set_has_no_room_it_says_what_to_do(monkeypatch: pytest.MonkeyPa
 def test_where_no_set_can_be_made_it_says_what_to_do(
     known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As where there are no inodes left."""
+    """For example, where no inodes are left."""
 
     def full(*arguments: object, **options: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -43,7 +43,7 @@ from tests.trees import KEY, Node, contents
 
 
 def grow(node: Node, *names: str) -> None:
-    """Commit a generation for each name, with one more kernel each."""
+    """Commit a generation for each name, each with one more kernel."""
     for name in names:
         node.tree.kernel(name)
         node.tree.wrapper(name)
@@ -51,7 +51,7 @@ def grow(node: Node, *names: str) -> None:
 
 
 def replace_kernels(node: Node, variant: str) -> None:
-    """Commit a generation in which everything before is replaced."""
+    """Commit a generation that replaces everything before it."""
     for name in ("one", "two"):
         node.tree.kernel(name, variant)
     node.commit()
@@ -226,7 +226,7 @@ def test_what_is_published_while_gc_marks_is_not_condemned(
 def test_a_pack_that_was_condemned_while_a_commit_relied_on_it_goes_with_the_next_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever publishes the same again copies it, once, and names it no longer."""
+    """A worker that publishes the same content again copies it, once, and no longer names the pack."""
     node, publish = Node(tmp_path, layout="packed"), Refs.publish
     node.tree.kernel("one")
     with monkeypatch.context() as patch:
@@ -360,7 +360,7 @@ def test_a_commit_that_has_nothing_new_is_a_use_too(node: Node, tmp_path: Path, 
     then = sync.stat().st_mtime - days * 86400
     os.utime(sync, (then, then))
     assert [node.commit().status for _ in "ab"] == [CommitStatus.UNCHANGED] * 2
-    # Who has committed or restored a short time ago was seen then.
+    # A root that committed or restored a short time ago was seen at that time.
     assert [scope.key for scope in collect(node, unused=30 * 86400.0).forgotten] == ([] if days else [KEY])
 
 
@@ -378,7 +378,7 @@ def test_a_size_limit_that_is_asked_for_again_forgets_no_more_keys(node: Node, t
 
 
 def after_histories(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Something happens once gc has read what is published, and when that was used."""
+    """`act` runs once gc has read what is published and when it was used."""
     read = _Collection._histories
 
     def slow(collection: _Collection) -> Iterator[History]:
@@ -432,7 +432,7 @@ def test_what_gc_or_a_repair_publishes_again_is_no_use_of_its_key(tmp_path: Path
 
 @pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
 def test_a_key_that_cannot_be_read_is_not_forgotten(node: Node, policy: dict[str, Any]) -> None:
-    """It may be restored from a store below, and forgetting would hide that."""
+    """It may be restored from a store below; forgetting it would hide that."""
     grow(node, "one")
     (node.location / node.newest().name).chmod(0o644)
     (node.location / node.newest().name).write_bytes(b"torn")
@@ -545,7 +545,7 @@ def test_nothing_goes_whose_place_the_newest_cannot_take(
 
 
 def lose(node: Node, ref: Ref, what: str) -> None:
-    """A generation cannot be read any more: its ref, its manifest, or only what is in some other pack of its."""
+    """Make a generation unreadable: its ref, its manifest, or only what is in another of its packs."""
     path = node.location / (f"packs/{ref.packs[0]}" if what == "manifest" else ref.name)
     path.chmod(0o644)
     path.write_bytes(replace(ref, packs=(*ref.packs[:1], "0" * 64)).dump() if what == "pack" else b"")
@@ -609,7 +609,7 @@ def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, m
 
 
 class Everything:
-    """What holds anything."""
+    """A container that contains anything."""
 
     def __contains__(self, thing: object) -> bool:
         return True
@@ -706,7 +706,7 @@ def test_two_at_once_do_not_do_the_same_work(node: Node) -> None:
     assert Lease(node.store.storage, "@gc", 3600).acquire()
     assert collect(node).status is GcStatus.BUSY
     pass_time(node)
-    assert collect(node).status is GcStatus.COLLECTED  # its holder has gone
+    assert collect(node).status is GcStatus.COLLECTED  # its holder is gone
     assert collect(node).status is GcStatus.COLLECTED
 
 
@@ -736,7 +736,7 @@ def test_packs_that_are_mostly_dead_are_rewritten(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def scattered(tmp_path: Path) -> Node:
-    """A key that grew by nine commits, and is in as many packs."""
+    """A key that grew by nine commits and is spread over as many packs."""
     node = Node(tmp_path, layout="packed")
     for number in range(9):
         node.tree.kernel(f"k{number}", "a")
@@ -840,7 +840,7 @@ def test_where_there_is_no_room_for_another_pack_all_stays(
 def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
     scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the newest generation needs of it is then not known, and all of it seems dead."""
+    """In that case it is unknown what the newest generation needs of it, and all of it seems dead."""
     newest, load, failures = scattered.newest(), PackReader._load_index, list[str]()
 
     def fail_once(reader: PackReader) -> PackIndex:
@@ -862,7 +862,7 @@ def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
 def test_a_gc_that_fails_right_after_it_took_its_lease_gives_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or none would run for an hour."""
+    """Otherwise none would run for an hour."""
     node, acquire = Node(tmp_path), Lease.acquire
     node.tree.kernel()
     node.commit()
@@ -881,7 +881,7 @@ def test_a_gc_that_fails_right_after_it_took_its_lease_gives_it_up(
 def test_a_gc_that_is_held_up_names_no_pack_that_others_removed(
     scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between writing the one pack and naming it, for hours: its lease has expired."""
+    """For hours, between writing the merged pack and naming it: its lease has expired."""
     original, other = repack._republish, Node(tmp_path, "other", layout="packed")
 
     def late(*arguments: Any) -> bool:
@@ -902,7 +902,7 @@ def test_a_gc_that_is_held_up_names_no_pack_that_others_removed(
 
 
 def test_a_commit_names_no_pack_that_was_removed_since_its_base(tmp_path: Path) -> None:
-    """Though some of what it needs is in no pack."""
+    """Even if some of what the commit needs is in no pack."""
     loose, packed = Node(tmp_path, "loose"), Node(tmp_path, "packed", layout="packed")
     loose.tree.kernel("loose")
     loose.commit()
@@ -936,7 +936,7 @@ def test_a_repair_takes_from_the_small_packs_what_the_one_has_lost(scattered: No
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Node:
-    """A key in two packs, the first frame of one of which is damaged, and the second is not."""
+    """A key in two packs; the first frame of one is damaged, the other pack is whole."""
     node = Node(tmp_path, layout="packed")
     node.tree.kernel("one")
     node.tree.put("inductor/ab/clarge.py", random.Random(1).randbytes(5 << 20))
@@ -948,7 +948,7 @@ def damaged(tmp_path: Path) -> Node:
 
 
 def test_a_repair_beside_a_gc_loses_nothing_that_is_whole(damaged: Node, tmp_path: Path) -> None:
-    """The gc comes when what is whole has been copied, and no ref names the copy."""
+    """The gc runs when the whole blobs have been copied, and no ref names the copy yet."""
     bad, other = damaged.newest().packs[-1], Node(tmp_path, "other", layout="packed")
     before = restored_but(tmp_path, "before")
     repair = Repair(damaged.store.storage, [bad], {}, DigestSet())
@@ -964,7 +964,7 @@ def test_a_repair_beside_a_gc_loses_nothing_that_is_whole(damaged: Node, tmp_pat
 
 
 def restored_but(folder: Path, name: str) -> dict[str, bytes]:
-    """As `restored`, where something is missing."""
+    """As `restored`, but something is missing."""
     other = Node(folder, name, layout=None)
     assert other.restore().left_out
     return kernels(other)
@@ -1135,7 +1135,7 @@ def test_one_that_makes_no_sense_is_taken_down(node: Node, text: str) -> None:
 def test_what_is_not_kstores_stays_where_a_folder_leads_out_of_the_store(
     node: Node, tmp_path: Path, folder: str
 ) -> None:
-    """Whoever may write to a store must not make root's gc delete what is somewhere else."""
+    """A user who may write to a store must not be able to make root's gc delete files elsewhere."""
     grow(node, "one")
     mine, place = tmp_path / "mine", node.location / folder
     (mine / "sub").mkdir(parents=True)
@@ -1175,7 +1175,7 @@ def test_a_commit_that_gc_no_longer_waited_for_begins_again(node: Node, tmp_path
 
 
 def quarantined(node: Node) -> set[str]:
-    """The kinds of what is in quarantine."""
+    """The kinds of objects in quarantine."""
     kinds = {path.name.partition("-")[0] for path in (node.location / "quarantine").iterdir()}
     return {kind if kind in ("pack", "ref", "list") else "blob" for kind in kinds}
 

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "collect_million.py"
 def test_any_number_of_blobs_is_collected_in_little_memory(
     blobs: int, record_property: Callable[[str, object], None]
 ) -> None:
-    shared_memory = Path("/dev/shm")  # as many files take minutes on a disk
+    shared_memory = Path("/dev/shm")  # so many files take minutes on a disk
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
         done = subprocess.run(
             [sys.executable, str(PROGRAM), f"{folder}/store", str(blobs)],

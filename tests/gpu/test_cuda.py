@@ -1,4 +1,4 @@
-"""torch.compile and Triton on a real GPU: what one process compiled, another one finds, and compiles nothing."""
+"""torch.compile and Triton on a real GPU: what one process compiled is found by another, which compiles nothing."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Fleet:
         if self.mode == "default":
             assert warm["triton"]["compiled"] == 0
             assert warm["outputs"] == self.cold["outputs"]
-            # Each process leaves entries of names of its own in the driver's cache.
+            # Each process leaves entries under names of its own in the driver's cache.
             assert {path for path in self.changed if not path.startswith("cuda/")} == set()
         # max-autotune goes on from a kernel's best configuration step by step, and torch looks for what it found only
-        # where there were several to begin with (recheck_autotune_cache): others go that way in every process.
+        # if there were several to begin with (recheck_autotune_cache): other kernels are tuned this way in every process.
 
 
 @pytest.fixture(scope="module", params=MODES)
