@@ -75,7 +75,7 @@ class Fleet:
             # Each process leaves entries under names of its own in the driver's cache.
             assert {path for path in self.changed if not path.startswith("cuda/")} == set()
         # max-autotune goes on from a kernel's best configuration step by step, and torch looks for what it found only
-        # if there were several to begin with (recheck_autotune_cache): other kernels are tuned this way in every process.
+        # if there were several to begin with (recheck_autotune_cache): the others go this way in every process.
 
 
 @pytest.fixture(scope="module", params=MODES)

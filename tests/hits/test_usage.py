@@ -1,4 +1,4 @@
-"""What the files of a cache root, and torch's counters, tell of what was restored."""
+"""What the files of a cache root, and torch's counters, tell about the use of what was restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def let_the_clock_move(node: Node) -> None:
 
 @pytest.fixture(params=["loose", "packed"])
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A store with two graphs of Inductor and two kernels of Triton."""
+    """A store with two Inductor graphs and two Triton kernels."""
     node = Node(tmp_path, "builder", layout=request.param)
     for name in ("one", "two"):
         node.tree.wrapper(name)
@@ -102,7 +102,7 @@ def test_what_the_cuda_driver_keeps_is_no_reason_to_call_the_rest_used(published
 
 
 def test_a_component_that_nobody_asked_for_is_not_called_unused_where_another_was_used(node: Node) -> None:
-    """Torch may have all it needs from its graphs, and then asks for no kernel of Triton's."""
+    """Torch may find everything it needs in its graphs, and then it asks for no Triton kernel."""
     read(node, "inductor/fxgraph/*/*/*")
 
     assert usage(node).unused == ()
@@ -143,7 +143,7 @@ def test_a_second_answer_to_a_key_is_a_miss(node: Node) -> None:
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_graph_that_is_copied_over_the_one_that_was_restored_was_not_compiled(node: Node, is_read: bool) -> None:
-    """As torch does that loads a mega-cache in which the same graphs are."""
+    """As torch does when it loads a mega-cache that holds the same graphs."""
     for path in node.tree.root.glob("inductor/fxgraph/*/*/*"):
         copy = path.with_name("copy")
         copy.write_bytes(path.read_bytes())
@@ -198,7 +198,7 @@ def test_of_what_was_read_before_a_second_restore_nobody_can_tell(node: Node) ->
 
 
 def test_what_kstore_itself_reads_was_not_used(node: Node) -> None:
-    """Its blobs are the same files, and a commit that heals reads the cache root."""
+    """The store's blobs are the same files, and a commit that heals reads the cache root."""
     assert node.store.verify(KEY).ok
     for path in node.tree.root.glob("triton/*/*"):
         read_finished(str(path))
@@ -218,7 +218,7 @@ def test_what_is_compiled_over_a_restored_kernel_is_a_miss(node: Node) -> None:
 
 @pytest.mark.parametrize("layout", ["loose", "packed"])
 def test_an_object_that_is_built_again_is_a_miss(tmp_path: Path, layout: str) -> None:
-    """As of a torch extension in another cache root: the same file, which ninja writes in its place."""
+    """For example, a torch extension in another cache root: the same file, which ninja writes in place."""
     builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=None)
     for name in ("ext.o", "ext.so"):
         builder.tree.put(f"extensions/ext/{name}", shared_object())
@@ -291,7 +291,7 @@ def test_what_an_earlier_run_left_unfinished_is_not_new(published: Path) -> None
 
 
 def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe of a job's, and what it is just writing of its shapes."""
+    """A pipe of the job's, and what the job is writing about its shapes just now."""
     failing_to_read(monkeypatch, "/dynamo/", Unfinished("it changed while it was read"))
     read_all(node)
     os.mkfifo(node.tree.root / "inductor" / "pipe")
@@ -318,10 +318,10 @@ def test_a_kernel_of_which_a_file_was_removed_is_not_new(node: Node) -> None:
 
 
 def test_another_workers_links_make_nothing_new(published: Path) -> None:
-    """A link to a blob changes the time of the file, in every cache root that has it."""
+    """A link to a blob changes the file's time in every cache root that has it."""
     node = Node(published, layout=None)
     node.restore()
-    (node.tree.root / ".kstore" / "sync.json").unlink()  # what was restored are leftovers now, of nobody's generation
+    (node.tree.root / ".kstore" / "sync.json").unlink()  # what was restored are leftovers now, of no generation
     node.store.forget(KEY)
     node.restore()
     let_the_clock_move(node)
@@ -368,7 +368,7 @@ def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> N
 
 
 def test_where_reads_leave_no_trace_the_report_sees_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network and FUSE filesystems, whatever they are mounted with."""
+    """As on some network and FUSE filesystems, whatever their mount options."""
     monkeypatch.setattr("kstore.local.lastrestore.read_noticed", read_without_a_trace)
 
     found = usage(node)

@@ -25,7 +25,7 @@ def loose(tmp_path_factory: pytest.TempPathFactory, known_host: None) -> Victim:
 
 @pytest.fixture(scope="module")
 def following(tmp_path_factory: pytest.TempPathFactory, known_host: None) -> Victim:
-    """A store of loose blobs whose second manifest follows on the first. To be used with `deltas`."""
+    """A store of loose blobs whose second manifest follows on the first. Use it with `deltas`."""
     with pytest.MonkeyPatch.context() as patch:
         follow_always(patch)
         return Victim(tmp_path_factory.mktemp("following") / "victim", "loose")

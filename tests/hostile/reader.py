@@ -1,4 +1,4 @@
-"""A process that reads manifests, for what may end a process: run as a program, it answers one letter to each."""
+"""A process that reads manifests that may end a process. Run as a program, it answers each with one letter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Whether it lives no more."""
+        """Whether it has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
@@ -36,7 +36,7 @@ class Reader:
         self._process.wait()
 
     def read(self, data: bytes) -> bytes:
-        """What came of it: `MANIFEST` or `REFUSED`. Anything else, a signal above all, is a failure."""
+        """The outcome: `MANIFEST` or `REFUSED`. Anything else, above all a signal, is a failure."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests
         assert answers
@@ -54,7 +54,7 @@ class Reader:
 
 @contextmanager
 def reader() -> Iterator[Reader]:
-    """A reader for as long as it lives."""
+    """A reader that lives as long as the context."""
     command = [sys.executable, "-m", "tests.hostile.reader"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
     try:

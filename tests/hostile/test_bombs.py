@@ -1,6 +1,6 @@
-"""Small files that would unpack to large ones, and numbers that no file bears out: memory stays what was asked for.
+"""Small files that would unpack to large ones, and numbers that no file bears out: memory stays at what was requested.
 
-Each restore runs in a process of its own, which may have little more memory than it needs for what is right.
+Each restore runs in a process of its own, which may use little more memory than correct data needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.trees import publish as publish_ref
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOM = 64 * MIB
-"""What a restore of a few bytes may take beside the interpreter and its imports."""
+"""What a restore of a few bytes may take beyond the interpreter and its imports."""
 PATH = "inductor/ab/x.py"
 DATA = b"ten bytes."
 
@@ -50,7 +50,7 @@ except kstore.KstoreError as error:
 
 
 class Outcome:
-    """What a restore in a process of its own came to."""
+    """The outcome of a restore in a process of its own."""
 
     def __init__(self, node: Node, name: str = "fresh") -> None:
         root = node.tree.root.with_name(name)
@@ -92,7 +92,7 @@ def put_pack(node: Node, frames: bytes, index: PackIndex) -> str:
 
 @pytest.fixture(scope="module")
 def bomb() -> Callable[[bool], bytes]:
-    """A frame of ten GiB of zeros in less than a megabyte, that says its size or does not."""
+    """A frame of ten GiB of zeros in less than a megabyte, which states its size or does not."""
     made: dict[bool, bytes] = {}
 
     def make(says_its_size: bool) -> bytes:
@@ -108,7 +108,7 @@ def zeros(size: int, says_its_size: bool) -> bytes:
     block, repeated = 128 << 10, 1 << 1
     header = (repeated | block << 3).to_bytes(3, "little") + b"\0"
     last = (1 | repeated | block << 3).to_bytes(3, "little") + b"\0"
-    # Frame header: a window of 128 KiB, and eight bytes for the size if it is said.
+    # Frame header: a window of 128 KiB, and eight bytes for the size if it is stated.
     start = struct.pack("<IBB", zstandard.MAGIC_NUMBER, 0xC0 if says_its_size else 0, 7 << 3)
     start += struct.pack("<Q", size) if says_its_size else b""
     return start + header * (size // block - 1) + last
@@ -121,7 +121,7 @@ def test_the_bomb_is_one(bomb: Callable[[bool], bytes]) -> None:
 
 
 def lengthen(path: Path) -> None:
-    """A file of ten GiB that takes no room: a server's crash may leave one."""
+    """Make it a file of ten GiB that takes no room: a server's crash may leave one."""
     path.chmod(0o644)
     os.truncate(path, 10 * GIB)
 
@@ -146,7 +146,7 @@ def test_a_manifest_that_is_long(node: Node) -> None:
 
 
 def test_a_frame_that_declares_more_than_its_bytes_can_hold(node: Node) -> None:
-    """The manifest asks for a gigabyte, too."""
+    """The manifest asks for a gigabyte as well."""
     frame = zeros(MIB, says_its_size=False)
     frame = frame[:4] + bytes([0xC0]) + frame[5:6] + struct.pack("<Q", GIB) + frame[6:]
     assert zstandard.frame_content_size(frame) == GIB
@@ -238,7 +238,7 @@ def test_an_index_of_more_entries_than_anybody_has(node: Node, blobs: int, frame
 
 
 def test_frames_that_overlap_give_right_bytes_or_none(node: Node) -> None:
-    """Two frames in one place, one within another's bytes, one in the index, and blobs of the same name."""
+    """Two frames in one place, one inside another's bytes, one in the index, and blobs with the same name."""
     other = b"other one."
     one, two = zstandard.compress(DATA), zstandard.compress(other)
     frames = [Frame(0, len(one), 10, 1), Frame(0, len(one), 10, 1), Frame(5, len(two), 10, 1), Frame(60, 30, 10, 1)]
@@ -255,7 +255,7 @@ def test_frames_that_overlap_give_right_bytes_or_none(node: Node) -> None:
 
 
 def test_the_measure_of_memory_measures(node: Node, tmp_path: Path) -> None:
-    """A hundred MiB that are really asked for are seen."""
+    """A hundred MiB that are really allocated are seen."""
     data = os.urandom(100 * MIB)
     node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
     publish(node, {PATH: entry(data)})

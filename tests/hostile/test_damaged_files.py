@@ -1,5 +1,5 @@
 """Each kind of file of a store and of a cache root's memory, cut short, swapped, replaced: every answer is right,
-or an error that has a type.
+or a typed error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.trees import KEY, Node, contents
 
 
 class Kind(NamedTuple):
-    """A kind of file: one of them, and another one."""
+    """A kind of file: how to find one of them, and another one."""
 
     layout: str
     file: Callable[[Victim], Path]
@@ -69,7 +69,7 @@ def replace_by_link(path: Path, target: Path) -> None:
 
 
 def link_to_a_copy(path: Path, copy: Path) -> None:
-    """The bytes are right, and even the time is: but they are somebody else's to change."""
+    """The bytes are right, and even the time is: but the file is somebody else's to change."""
     shutil.copy2(path, copy)
     replace_by_link(path, copy)
 
@@ -99,7 +99,7 @@ def replace_by_socket(path: Path) -> None:
 
 
 Harm = Callable[[Path, Path, Path], object]
-"""Takes the file, another of its kind, and a path outside of everything."""
+"""Takes the file, another one of its kind, and a path outside of everything."""
 HARMS: dict[str, Harm] = {
     "missing": lambda path, other, outside: path.unlink(),
     "empty": lambda path, other, outside: rewrite(path, b""),
@@ -130,7 +130,7 @@ HARMS: dict[str, Harm] = {
 
 @contextmanager
 def harmed(victim: Victim, kind: Kind, harm: Harm) -> Iterator[None]:
-    """Afterwards all is as it was."""
+    """Afterwards everything is as it was."""
     with victim.undone():
         harm(kind.file(victim), kind.other(victim), victim.outside / "file")
         yield
@@ -183,7 +183,7 @@ def test_where_a_manifest_follows_on_another_as_well(
 
 
 LOSSES = [name for name in HARMS if name != "a link to a copy"]
-"""Those after which the right bytes cannot be had from that file."""
+"""The harms after which the right bytes cannot be had from that file."""
 
 
 def fresh(victim: Victim) -> Node:
@@ -212,7 +212,7 @@ def members(victim: Victim) -> set[str]:
 def test_a_generation_whose_manifest_is_harmed_is_passed_over(loose: Victim, harm: str) -> None:
     with harmed(loose, KINDS["manifest"], HARMS[harm]):
         answer = loose.check_restore()
-    if harm == "swapped":  # with that of the generation before
+    if harm == "swapped":  # with the blob of the generation before
         assert isinstance(answer, IntegrityError)
     else:
         assert isinstance(answer, RestoreReport)
@@ -224,7 +224,7 @@ NO_FILES = ["a folder", "a pipe", "a socket", "a link to itself"]
 
 @pytest.mark.parametrize("harm", NO_FILES)
 def test_who_publishes_passes_over_what_is_in_the_place_of_a_ref(loose: Victim, harm: str) -> None:
-    """A folder is listed as none, and its number is taken all the same."""
+    """A listing ignores a folder, but its number is taken all the same."""
     with harmed(loose, KINDS["ref"], HARMS[harm]):
         answer = loose.check_commit()
     assert isinstance(answer, CommitReport)
@@ -250,7 +250,7 @@ def test_what_says_where_to_look_is_believed_whole_or_not_at_all(loose: Victim, 
 def test_what_a_root_remembers_is_replaced_where_it_can_be(
     loose: Victim, name: str, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Losing it costs time, never a commit, also where it cannot be replaced: a folder."""
+    """Losing it costs time, never a commit. That also holds where it cannot be replaced: a folder."""
     with harmed(loose, KINDS[name], HARMS[harm]):
         answer = loose.check_commit()
         again = loose.check_commit()
@@ -263,7 +263,7 @@ def test_what_a_root_remembers_is_replaced_where_it_can_be(
 
 
 def test_without_harm_everything_is_restored_and_committed(loose: Victim, packed: Victim) -> None:
-    """What the other tests ask is not asked in vain."""
+    """The proof that the other tests check something."""
     for victim in (loose, packed):
         with victim.undone():
             assert isinstance(victim.check_restore(), RestoreReport)
@@ -280,7 +280,7 @@ def test_without_harm_everything_is_restored_and_committed(loose: Victim, packed
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_ref_of_another_key_is_not_this_keys_trouble(packed: Victim, harm: str) -> None:
-    """The first pack of a key leaves out what its siblings' packs hold: where they cannot be read, it holds all."""
+    """A key's first pack leaves out what its siblings' packs hold: where they cannot be read, it holds everything."""
     with harmed(packed, Kind("packed", lambda v: v.ref(2), lambda v: v.ref(1)), HARMS[harm]):
         node = Node(packed.folder, "reader", layout="packed")
         assert node.commit("model/v2").status is CommitStatus.COMMITTED

@@ -1,4 +1,4 @@
-"""Each byte of each kind of file is wrong, one after the other: what is restored is right, or nothing is."""
+"""Each byte of each kind of file is wrong, one after the other: what is restored is right, or nothing is restored."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.hostile.victim import Victim, replaced
 
 PAGE = 4096
 SAMPLE = 20
-"""How many places of each file are tried where a quick run is asked for."""
+"""How many places of each file are tried in a quick run."""
 
 
 def flipped(data: bytes, position: int) -> bytes:
-    """One bit of a byte is wrong, another one for each neighbour."""
+    """One bit of a byte is wrong; in neighbouring bytes it is another bit."""
     return data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
 
 
 def places(path: Path) -> list[int]:
-    """First and last bytes, both sides of a page's or an index's end, and others at random."""
+    """The first and last bytes, both sides of the end of a page or an index, and others at random."""
     size = path.stat().st_size
     edges = [
         0,
@@ -44,7 +44,7 @@ def places(path: Path) -> list[int]:
 
 
 def damages(path: Path, where: Iterable[int]) -> Iterator[int]:
-    """One place after the other; the file is whole again afterwards."""
+    """Damages one place after the other; afterwards the file is whole again."""
     whole = path.read_bytes()
     for place in where:
         with replaced(path, flipped(whole, place)):
@@ -52,7 +52,7 @@ def damages(path: Path, where: Iterable[int]) -> Iterator[int]:
 
 
 def check_shared(victim: Victim, path: Path, where: Iterable[int]) -> None:
-    """Both sides of it: a worker that starts, and one that has news."""
+    """Check both users of it: a worker that starts, and one that has news."""
     for _ in damages(path, where):
         victim.check_restore()
         with victim.undone():
@@ -60,7 +60,7 @@ def check_shared(victim: Victim, path: Path, where: Iterable[int]) -> None:
 
 
 def check_local(victim: Victim, path: Path, where: Iterable[int]) -> None:
-    """A root that remembers wrongly still commits its news, and nothing else."""
+    """A root with a damaged memory still commits its news, and nothing else."""
     for place in damages(path, where):
         with victim.undone():
             answer = victim.check_commit()
@@ -98,7 +98,7 @@ def test_every_byte_of_what_a_root_remembers(name: str, loose: Victim) -> None:
 
 
 def every(path: Path) -> Iterable[int]:
-    """Each byte of a small file; of a large one each byte of its ends, and some of each page."""
+    """Every byte of a small file; of a large one every byte of its ends, and some of each page."""
     size = path.stat().st_size
     if size <= 2 * PAGE:
         return range(size)
@@ -106,7 +106,7 @@ def every(path: Path) -> Iterable[int]:
 
 
 def test_a_wrong_bit_in_a_name_is_another_name(loose: Victim) -> None:
-    """A file that is not where its name says is a file that is missing."""
+    """A file that is not where its name says is a missing file."""
     for path in (loose.ref(), loose.blob(loose.single), loose.manifest(), loose.store / "kstore.json"):
         for place in range(len(path.name)):
             name = bytes(flipped(path.name.encode(), place)).decode("latin-1")

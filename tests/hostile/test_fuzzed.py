@@ -38,7 +38,7 @@ PLACES = st.integers(0, 2**32)
 
 
 def fuzz(count: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-    """Try `count` examples; the smallest that fails is shown."""
+    """Try `count` examples; the smallest failing one is shown."""
     health = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
     @settings(max_examples=count, deadline=None, suppress_health_check=health, database=None)
@@ -49,7 +49,7 @@ def fuzz(count: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], No
     run()
 
 
-# ---- Manifests: pages that LMDB would follow, under a digest that is right
+# ---- Manifests: pages that LMDB would follow, under a correct digest
 
 PAGE = 4096
 
@@ -109,13 +109,13 @@ def edit_byte(whole: bytearray, page: int, part: int, value: int) -> None:
 
 
 def edit_big(whole: bytearray, page: int, part: int, value: int) -> None:
-    """A node's data is elsewhere, or said to be a table."""
+    """A node's data is elsewhere, or is said to be a table."""
     (pointer,) = struct.unpack_from("<H", whole, page * PAGE + 16 + 2 * (part % 40))
     put(whole, page * PAGE + min(pointer, PAGE - 8) + 4, "<H", 1 + value % 7)
 
 
 def edit_copy(whole: bytearray, page: int, part: int, value: int) -> None:
-    """A page stands in another's place as well."""
+    """A copy of a page takes another one's place as well."""
     source = 2 + part % (len(whole) // PAGE - 2)
     whole[page * PAGE : (page + 1) * PAGE] = whole[source * PAGE : (source + 1) * PAGE]
     put(whole, page * PAGE, "<Q", page)
@@ -146,7 +146,7 @@ def test_no_manifest_ends_the_process_that_reads_it(count: int) -> None:
 
 
 def read_again_if_ended(process: Reader, data: bytes) -> bytes:
-    """While a failure is being narrowed down, each example has a reader of its own."""
+    """While a failure is being narrowed down, each example gets a reader of its own."""
     if process.ended:
         with reader() as another:
             return another.read(data)
@@ -215,7 +215,7 @@ JSON = st.recursive(
 
 @st.composite
 def refs(draw: st.DrawFn) -> bytes:
-    """A ref with another value somewhere, something missing, or bytes changed."""
+    """A ref with one value changed, something missing, or changed bytes."""
     content = json.loads(json.dumps(REF))
     for _ in range(draw(st.integers(0, 3))):
         place = content["manifest"] if draw(st.booleans()) and isinstance(content.get("manifest"), dict) else content
@@ -248,7 +248,7 @@ def test_a_ref_is_read_or_refused(count: int) -> None:
     assert read
 
 
-# ---- Packs: an index whose checksums are right
+# ---- Packs: an index with correct checksums
 
 CONTENTS = [b"kernel one " * 9, b"kernel two " * 9, b"", b"kernel three " * 500]
 DIGESTS = [digest_of(data) for data in CONTENTS]

@@ -1,5 +1,5 @@
-"""Manifests that no commit would make, under digests that are right: nothing is written outside of the cache root,
-and what kstore and the worker have there stays.
+"""Manifests that no commit would make, under correct digests: nothing is written outside the cache root, and what
+kstore and the worker have there stays.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class World:
         self.node.store.storage.blobs.loose.put_many([(FIRST.digest, EVIL)])
 
     def publish(self, data: bytes, generation: int = 1) -> None:
-        """A manifest, as bytes, as the newest generation."""
+        """Publish a manifest, as bytes, as the newest generation."""
         self.node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
         scope = self.node.store.scope(KEY)
         ref = Ref(scope, generation, digest_of(data), len(data), (), 0.0, "evil", 1, 1)
         assert publish_ref(self.node.store.storage.refs, ref)
 
     def restore(self) -> kstore.RestoreReport | KstoreError:
-        """As `Store.restore`; whatever it does, it does inside, and takes nothing away."""
+        """As `Store.restore`. Whatever it does, it does inside the root, and it takes nothing away."""
         before = self.watched()
         answer = attempt(self.node.restore)
         assert self.watched() == before
@@ -66,13 +66,13 @@ class World:
     """Symbolic links that were in the root before."""
 
     def watched(self) -> object:
-        """All but the inside of the root, and the mark of a restore."""
+        """Everything except the inside of the root and the mark of a restore."""
         names = {path.name for path in self.folder.iterdir()} - {"root"}
         stored = contents(self.folder / "store")
         return names, listing(self.outside), {name: data for name, data in stored.items() if name[:5] != "used/"}
 
     def commit(self) -> kstore.CommitReport | KstoreError:
-        """As `Store.commit` of one more file."""
+        """As `Store.commit`, with one more file."""
         self.node.tree.wrapper("more")
         answer: kstore.CommitReport | KstoreError = attempt(self.node.commit)
         return answer
@@ -245,7 +245,7 @@ def test_what_was_too_long_is_kept_by_the_next_commit(world: World) -> None:
 
 
 def test_a_path_that_is_there_twice_is_placed_once(world: World) -> None:
-    """Once as itself, and once as a long one under its digest."""
+    """The same path once as itself, and once as a long path under its digest."""
     other = FIRST._replace(digest=digest_of(b"other"))
     path = b"inductor/ab/twice.py"
     long_row = len(path).to_bytes(4, "little") + path + pack(other)
@@ -255,13 +255,13 @@ def test_a_path_that_is_there_twice_is_placed_once(world: World) -> None:
 
 
 def test_a_file_in_a_group_that_is_being_written_is_not_replaced(world: World) -> None:
-    """Whatever the manifest says of the file: no commit leaves a group's file in no group."""
+    """Whatever the manifest says about the file: no commit leaves a group's file outside its group."""
     world.publish(Manifest({"triton/MINE/k.ptx": FIRST}).dump())
     assert isinstance(world.restore(), kstore.RestoreReport)
 
 
 def test_a_group_does_not_take_the_place_of_a_folder_of_other_files(world: World) -> None:
-    """The whole folder would go with it."""
+    """Otherwise the whole folder would be removed with it."""
     world.publish(Manifest({"inductor/ab/x.py": FIRST._replace(flags=int(Flag.GROUP), unit=2)}).dump())
     assert isinstance(world.restore(), kstore.RestoreReport)
 
@@ -279,7 +279,7 @@ def test_a_long_path_that_is_cut_short_is_refused(world: World, row: bytes) -> N
     assert isinstance(world.restore(), IntegrityError)
 
 
-# ---- What is in the cache root already
+# ---- What is already in the cache root
 
 
 @pytest.mark.parametrize("target", ["outside", "outside/file", "nothing", "root/inductor/loop", "/dev/zero"])
@@ -379,7 +379,7 @@ def test_a_blob_of_another_size_than_declared_is_left_out(world: World, size: in
 
 @pytest.mark.usefixtures("plain_calls")
 def test_a_clone_has_permission_bits_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the filesystem clones, the file is made with the manifest's mode."""
+    """Where the filesystem can clone, the file is made with the manifest's mode."""
     monkeypatch.setattr("kstore.calls.plain.fcntl.ioctl", lambda *_: 0)
     world.publish(manifest({b"inductor/ab/x.py": FIRST._replace(flags=LINK, mode=0o6700)}))
     answer = world.restore()
@@ -416,7 +416,7 @@ def test_tables_that_make_no_manifest_are_refused(world: World, found: Mapping[s
 
 
 def test_a_host_that_is_hostile_is_as_well(world: World) -> None:
-    """Paths of other hosts are looked at too: this worker would pass them on."""
+    """Paths of other hosts are checked too: otherwise this worker would pass them on."""
     evil = Manifest({}, {"some-other": {"../outside/file": FIRST}})
     world.publish(evil.dump())
     assert isinstance(world.restore(), IntegrityError)

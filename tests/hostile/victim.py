@@ -1,4 +1,4 @@
-"""A store that holds one of everything, the harm that is done to it, and what must be true all the same."""
+"""A store that holds one of everything, how it is harmed, and what must be true all the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, listing
 
 
 class Victim:
-    """Two generations, written by `writer`; `reader` restored the first one and has news of its own."""
+    """Two generations, written by `writer`; `reader` has restored the first one and has news of its own."""
 
     def __init__(self, folder: Path, layout: str) -> None:
         self.folder = folder
@@ -58,14 +58,14 @@ class Victim:
         return self.store / blob_name(bytes.fromhex(digest))
 
     def stored(self, number: int, generation: int = 2) -> Path:
-        """The blobs that a manifest is read from: the one that it follows on, and what it adds to that."""
+        """The blobs that a manifest is read from: the one that it follows on, and what it adds to that one."""
         digest = list(load_ref(self.writer.newest().scope, generation, self.ref(generation).read_bytes()).stored)[
             number
         ]
         return self.store / blob_name(digest)
 
     def pack(self, number: int = 0) -> Path:
-        """Newest first."""
+        """The packs, newest first."""
         return self.store / pack_name(self.writer.newest().packs[number])
 
     def state(self, node: Node, name: str) -> Path:
@@ -75,7 +75,7 @@ class Victim:
     # ---- What must be true
 
     def check_restore(self) -> kstore.RestoreReport | KstoreError:
-        """A restore into an empty root: an error that has a type, or nothing but the truth."""
+        """A restore into an empty root: a typed error, or nothing but the truth."""
         node = Node(self.folder, "fresh", layout=self.layout)
         with self.nothing_outside():
             answer = attempt(node.restore)
@@ -86,7 +86,7 @@ class Victim:
         return answer
 
     def check_commit(self) -> kstore.CommitReport | KstoreError:
-        """A commit of news: an error that has a type, or a generation that holds nothing but the truth."""
+        """A commit of news: a typed error, or a generation that holds nothing but the truth."""
         node = Node(self.folder, "reader", layout=self.layout)
         with self.nothing_outside():
             answer = attempt(node.commit)
@@ -95,7 +95,7 @@ class Victim:
         return answer
 
     def check_functions(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Neither `kstore.restore` nor `kstore.commit` raises; a failure or files left out are told in one line."""
+        """Neither `kstore.restore` nor `kstore.commit` raises; a failure or omitted files are reported in one line."""
         for function, root in ((kstore.restore, "fresh"), (kstore.commit, "reader")):
             caplog.clear()
             with self.nothing_outside():
@@ -128,19 +128,19 @@ class Victim:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Afterwards everything is as it was, whatever files were made, replaced or removed meanwhile."""
+        """Afterwards everything is as it was, whatever files were made, replaced or removed in between."""
         kept = self.folder.with_name("kept")
         shutil.copytree(self.folder, kept, symlinks=True, copy_function=os.link)
         try:
             yield
         finally:
-            finish(10)  # Counting the last restore would go on in the store that is removed.
+            finish(10)  # Otherwise the last restore might still be counted in the store that is removed.
             shutil.rmtree(self.folder)
             kept.rename(self.folder)
 
 
 def attempt(function: Callable[[], Any]) -> Any:
-    """What it returns, or the typed error that it raises. Nothing else may come out of it."""
+    """Returns what it returns, or the typed error that it raises. No other error may come out of it."""
     try:
         return function()
     except KstoreError as error:
@@ -149,14 +149,14 @@ def attempt(function: Callable[[], Any]) -> Any:
 
 
 def relocated(root: Path) -> dict[str, bytes]:
-    """What is in a root, but for its own path. Measurements are merged: only their keys tell of them."""
+    """What is in a root, except for its own path. Measurements are merged: only their keys say anything about them."""
     found = {path: data.replace(bytes(root), b"ROOT") for path, data in contents(root).items()}
     return {path: data for path, data in found.items() if not path.startswith("inductor/cache/")}
 
 
 @contextmanager
 def replaced(path: Path, data: bytes) -> Iterator[None]:
-    """`path` is another file for a while: one changed in place would change in every root that links it."""
+    """`path` is another file for a while. Changing the file in place would change it in every root that links it."""
     before = path.with_name("before")
     path.rename(before)
     path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A store whose report has something in every part, and one whose every text was written to be run."""
+"""A store whose report has something in every part, and one in which every text was written to be run as code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def full_store(folder: Path) -> Storage:
 
 
 def hostile_store(folder: Path) -> Storage:
-    """Only keys, GPUs and environments are checked when they are read: all else may be anything."""
+    """Only keys, GPUs and environments are checked when they are read: everything else may be anything."""
     storage = Storage(folder / "store")
     storage.create()
     names = (EVIL_COMPONENT, "__proto__", "constructor")

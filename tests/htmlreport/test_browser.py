@@ -55,13 +55,13 @@ class Page:
         for _ in range(PATIENCE):
             if self.run("return document.readyState === 'complete' && !!document.getElementById('about')?.textContent"):
                 break
-            time.sleep(0.1)  # a busy machine's browser may say too early that it is loaded
+            time.sleep(0.1)  # a busy machine's browser may report too early that the page is loaded
 
     def run(self, code: str, *arguments: Any) -> Any:
         return self._driver.execute_script(code, *arguments)
 
     def choose(self, **filters: str) -> None:
-        """As one who chooses from the lists, and types."""
+        """Choose from the lists and type, as a user does."""
         for name, value in filters.items():
             change = "const it = document.getElementById(arguments[0]); it.value = arguments[1];"
             self.run(f"{change} it.dispatchEvent(new Event('input', {{bubbles: true}}))", name, value)
@@ -135,7 +135,7 @@ def test_every_part_is_drawn_and_nothing_complains(
 
 
 def save_screenshot(page: Page, name: str) -> None:
-    """For who wants to look: KEEP_SCREENSHOTS names the folder."""
+    """For somebody who wants to look: KEEP_SCREENSHOTS names the folder."""
     if folder := os.environ.get("KEEP_SCREENSHOTS"):
         page._driver.save_screenshot(f"{folder}/{name}")
 

@@ -1,4 +1,4 @@
-"""What can be said of the page without a browser: it is one file, whole, and holds no text that could be run."""
+"""What can be said about the page without a browser: it is one file, whole, and holds no text that could be run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fixed_host(host: Host) -> None:
 
 
 class Elements(HTMLParser):
-    """Every element of a page with its attributes, and the text of scripts."""
+    """Every element of a page with its attributes, and the text of the scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_what_two_keys_share_is_what_both_have(tmp_path: Path) -> None:
     facts = facts_of(one.store.storage)
     keys = [key["key"] for key in facts["sharing"]["keys"]]
     pairs = {(keys[row], keys[column], component): size for row, column, component, size in facts["sharing"]["pairs"]}
-    # The folder's list of files holds its own path, and no two folders share it.
+    # The folder's list of files holds its own path, and no two folders have the same one.
     kernel = sum(entry.size for path, entry in one.published("model/v1").items() if path.startswith("triton/"))
     assert pairs["model/v2", "model/v1", "triton"] == pairs["model/v1", "model/v1", "triton"] == kernel
     assert ("model/v2", "model/v1", "inductor") not in pairs

@@ -25,7 +25,7 @@ module {{
 
 
 def address(*words: str) -> str:
-    """A name such as Triton gives a kernel's folder."""
+    """A name like those that Triton gives a kernel's folder."""
     return base64.b32encode(hashlib.sha256("/".join(words).encode()).digest()).decode().rstrip("=")
 
 
@@ -39,7 +39,7 @@ def put_kernel(
     metadata: bytes = b"",
     **options: Any,
 ) -> str:
-    """A Triton kernel; returns its folder. Whatever made it is in the folder's name."""
+    """A Triton kernel; returns its folder. Everything that went into it is in the folder's name."""
     content = OPTIONS | options | {"hash": address(name, code, str(line), str(options)), "name": name}
     folder = f"{below}/{address(name, code, str(line), str(options))}"
     source = SOURCE.format(line=line, code=code)
@@ -58,7 +58,7 @@ def put_kernel(
 
 
 def put_module(tree: Tree, kernels: dict[str, str]) -> str:
-    """The module of a graph that calls C++ kernels, given as name → body."""
+    """The module of a graph that calls C++ kernels, which are given as name → body."""
     blocks = [
         f"{name} = async_compile.cpp_pybinding(['float*'], r'''{CPP.format(body=body)}''')\n"
         for name, body in kernels.items()
@@ -67,7 +67,7 @@ def put_module(tree: Tree, kernels: dict[str, str]) -> str:
 
 
 def put_cpp(tree: Tree, body: str, flags: str = "") -> str:
-    """What is compiled of a kernel; the command line is in its name."""
+    """What is compiled from a kernel; the command line is in its name."""
     return put_named(tree, ".main.cpp", CPP.format(body=body) + "// Python bindings to call kernel():\n", flags)
 
 

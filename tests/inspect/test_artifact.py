@@ -15,7 +15,7 @@ from tests.trees import KEY, Node, shared_object
 
 
 class One:
-    """One worker's published cache."""
+    """The published cache of one worker."""
 
     def __init__(self, folder: Path) -> None:
         self.node = Node(folder)

@@ -277,7 +277,7 @@ def test_a_key_is_compared_with_the_cache_root_here(tmp_path: Path, layout: str,
 def test_what_somebody_has_written_into_a_file_of_the_cache_root_is_seen(
     tmp_path: Path, layout: str, host: Host
 ) -> None:
-    """Of that its folder's times do not tell."""
+    """Its folder's times say nothing about that."""
     builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
     put_kernel(builder.tree, "one")
     builder.commit()

@@ -1,4 +1,4 @@
-"""The real packages that kstore takes over from. tools/python installs them, without their dependencies."""
+"""The real packages that kstore takes over from. tools/python installs them without their dependencies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def load_module(package: str, path: str) -> ModuleType:
-    """One module of a package by its file: importing the package would need all that its platform's client needs."""
+    """One module of a package, by its file: importing the package would need all that its platform's client needs."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         pytest.skip(f"{package} is not installed; tools/python installs what tools/peers.txt names")

@@ -1,4 +1,4 @@
-"""What other tools have archived is taken over as a commit would, and can do no harm."""
+"""What other tools have archived is taken over as a commit would take it, and can do no harm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 class Builder:
-    """A worker of another tool: an Inductor cache folder, with Triton's kernels in `triton/<device>/` in it."""
+    """A worker of another tool: an Inductor cache folder, with Triton's kernels in `triton/<device>/` inside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "builder" / "inductor"
@@ -43,7 +43,7 @@ class Builder:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where archives are unpacked."""
+    """The folder where archives are unpacked."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
@@ -105,7 +105,7 @@ def test_an_archive_is_merged_into_what_is_published(node: Node, builder: Builde
     assert take(node, builder).status is CommitStatus.COMMITTED
     paths = set(node.published())
     assert {kept, other, builder.wrapper} <= paths
-    assert builder.graph not in paths  # it answers a key that has an answer
+    assert builder.graph not in paths  # it answers a key that already has an answer
     assert take(node, builder).status is CommitStatus.UNCHANGED
 
 
@@ -137,7 +137,7 @@ def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_pat
 
 
 def test_a_program_stays_one(node: Node, tmp_path: Path) -> None:
-    """As `tar -x` leaves it, which is how b10-transfer unpacks."""
+    """As with `tar -x`, with which b10-transfer unpacks."""
     (tmp_path / "made/ab").mkdir(parents=True)
     for name, mode in (("run", 0o4755), ("data", 0o600)):
         (tmp_path / "made/ab" / name).write_text(name)
@@ -187,7 +187,7 @@ def test_a_link_is_left_out_and_nothing_is_written_through_it(node: Node, builde
 def test_a_file_that_tar_has_under_a_second_name_is_taken_under_both(
     node: Node, builder: Builder, tmp_path: Path
 ) -> None:
-    """As b10-transfer and tar pack what a restore has linked to one blob."""
+    """As b10-transfer and tar pack files that a restore has linked to one blob."""
     kernel = builder.tree.kernel("two", below="inductor/triton/0")
     first, second = (builder.tree.root / kernel / name for name in ("k.ttir", "k.ttgir"))
     second.unlink()
@@ -297,7 +297,7 @@ def lying_zip(folder: Path) -> Path:
 
 
 def long_header(folder: Path) -> Path:
-    """A name of which tarfile would take a gigabyte into memory; compressed it is small."""
+    """A name for which tarfile would need a gigabyte of memory; compressed it is small."""
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
     path = folder / "hostile.tar.gz"
@@ -309,7 +309,7 @@ def long_header(folder: Path) -> Path:
 
 
 def headers_for_ever(folder: Path) -> Path:
-    """Each says of all that follow what is another megabyte in memory, and none is a member."""
+    """Each header applies to all members that follow and takes another megabyte of memory; none is a member."""
     path = folder / "hostile.tar.gz"
     with gzip.open(path, "wb", 1) as file:
         for number in range(32):
@@ -345,7 +345,7 @@ def nameless(folder: Path) -> Path:
 
 
 def no_such_place(folder: Path) -> Path:
-    """The list of what is in it would be before its beginning."""
+    """The archive's directory would be before the archive's beginning."""
     path = zipped(folder, "ab/c.py")
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, data.index(b"PK\x05\x06") + 16, 1 << 30)
@@ -359,7 +359,7 @@ def pipe(folder: Path) -> Path:
 
 
 def endless_tar(folder: Path) -> Path:
-    """More bytes than there is room for, in what is no member."""
+    """More bytes than there is room for, in something that is no member."""
     path = folder / "hostile.tar.gz"
     info = tarfile.TarInfo("ab/c.py")
     info.size = 1 << 50
@@ -369,7 +369,7 @@ def endless_tar(folder: Path) -> Path:
 
 
 def negative_size(folder: Path) -> Path:
-    """It would make room for others, and send tarfile back to where it was."""
+    """Its size would make room for others, and send tarfile back to where it was."""
     info = tarfile.TarInfo("ab/c.py")
     info.size = -512
     path = folder / "hostile.tar"
@@ -414,7 +414,7 @@ def in_lzma(folder: Path) -> Path:
 
 
 def flipped_in_gzip(folder: Path) -> Path:
-    """As it is where gzip could not make the content shorter."""
+    """As in a gzip that could not make the content shorter."""
     info, data = tarfile.TarInfo("ab/c.py"), b"content"
     info.size = len(data)
     packed = gzip.compress(tarred(folder, info, data).read_bytes(), compresslevel=0)

@@ -118,7 +118,7 @@ TOLD: dict[str, list[list[Any]]] = {
     "told of what was saved": [ONE, SAVE, INFO, LIST],
     "told to another replica": [ONE, SAVE, SECOND, INFO, LIST],
 }
-"""Scene → steps, whose results differ in their values only."""
+"""Scene → steps whose results differ only in their values."""
 
 
 def play(which: str, top: Path, scenes: dict[str, list[list[Any]]]) -> dict[str, list[Any]]:
@@ -172,7 +172,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 
 def declared(function: Callable[..., Any]) -> inspect.Signature:
-    """Of the function that was written: the real package's decorators hide it."""
+    """The signature of the function as it was written: the real package's decorators hide it."""
     while cell := next((c for c in function.__closure__ or () if inspect.isfunction(c.cell_contents)), None):
         function = cell.cell_contents
     return inspect.signature(function)
@@ -220,7 +220,7 @@ def test_a_difference_on_purpose(theirs: dict[str, list[Any]], ours: dict[str, l
 
 
 def shape(told: Any) -> Any:
-    """Names and types; the values of switches and counts."""
+    """Names and types, and the values of switches and counts."""
     if isinstance(told, dict):
         return {name: shape(value) for name, value in told.items()}
     if isinstance(told, list):
@@ -270,7 +270,7 @@ def compile_here(name: str, text: str = "") -> None:
 
 @pytest.mark.usefixtures("ours_here", "host")
 def test_where_no_volume_is_mounted_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was saved on the container's own disk would go with it."""
+    """What was saved on the container's own disk would be lost with it."""
     top = Path("/kstore-tests-no-volume")
     monkeypatch.setattr(variables, "VOLUME", str(top / "model"))
     monkeypatch.setenv("B10FS_CACHE_DIR", str(top / "model/compile_cache"))
@@ -512,7 +512,7 @@ def archived(real: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def deployment(archived: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of what that replica has saved."""
     shutil.copytree(archived / "cache", tmp_path / "cache")
     return tmp_path
 
@@ -616,7 +616,7 @@ def test_a_bundle_is_not_run_again_to_ask_torch(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_time_limit_of_the_jobs_goes_on_into_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from `kstore.restore`: what a signal's handler raises while this waits is no trouble with the cache."""
+    """As from `kstore.restore`: what a signal handler raises while this waits is no trouble with the cache."""
 
     class JobTimeout(Exception):
         pass

@@ -1,4 +1,4 @@
-"""`kstore-b10-compile-cache`: a server as its child, or one that somebody else starts."""
+"""`kstore-b10-compile-cache`: a server that is its child, or one that somebody else starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(main())
 
 
 class Deployment:
-    """Replicas of one, which share a volume. Each has a home folder of its own."""
+    """Replicas of one deployment, which share a volume. Each has a home folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,7 +107,7 @@ def test_a_server_that_is_the_child_finds_everything_when_it_starts(deployment: 
 
 
 def test_a_server_that_is_the_child_finds_what_b10_transfer_has_saved(deployment: Deployment) -> None:
-    """Its archive for a vLLM server is of vLLM's folder, under the same name."""
+    """b10-transfer's archive for a vLLM server holds vLLM's folder, under the same name."""
     saved = deployment.folder / "saved/torch_compile_cache/torch_aot_compile/old/rank_0_0"
     saved.mkdir(parents=True)
     (saved / "old").write_text("compiled")
@@ -121,7 +121,7 @@ def test_a_server_that_is_the_child_finds_what_b10_transfer_has_saved(deployment
 
 
 def test_a_server_that_is_the_child_finds_what_an_image_below_has(deployment: Deployment) -> None:
-    """KSTORE_ROOT names the shared store, and after a colon the image's."""
+    """KSTORE_ROOT names the shared store and, after a colon, the image's."""
     for store, replica in (("base", "builder"), ("shared:base", "first")):
         stores = ":".join(str(deployment.folder / name) for name in store.split(":"))
         process = deployment.command("--", *deployment.server(replica, "--once"), replica=replica, KSTORE_ROOT=stores)

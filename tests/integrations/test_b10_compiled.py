@@ -1,4 +1,4 @@
-"""torch.compile on the CPU, shared by way of b10-transfer's interface."""
+"""torch.compile on the CPU, shared through b10-transfer's interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.compiler
 
 
 class Replicas:
-    """One after the other, each with empty folders at the same paths, as containers have them."""
+    """Replicas one after the other, each with empty folders at the same paths, as containers have them."""
 
     def __init__(self, folder: Path, container: Container) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ def test_what_the_real_package_saved_hits_and_what_it_lacks_is_added(
 
     assert statuses(built) == ("DOES_NOT_EXIST", "SUCCESS")
     assert compiled_graphs(built)
-    # C++ objects of an unknown host are not imported: they are built again, and saved.
+    # C++ objects of an unknown host are not imported: they are built again and saved.
     assert statuses(imported) == ("SUCCESS", "SUCCESS")
     assert statuses(restored) == ("SUCCESS", "SKIPPED")
     assert (compiled_graphs(imported), compiled_graphs(restored)) == ({}, {})

@@ -41,7 +41,7 @@ def theirs() -> ModuleType:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers of a fal app: what they share is `data`, and each has a /tmp of its own."""
+    """Workers of a fal app: they share `data`, and each has a /tmp of its own."""
 
     folder: Path
 
@@ -68,11 +68,11 @@ class Fleet:
         return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, whose: str, *steps: str, worker: str = "worker", key: str = KEY) -> dict[str, Any]:
-        """What a worker tells at its end."""
+        """What a worker reports at its end."""
         return finish(self.start(whose, *steps, worker=worker, key=key))
 
     def gpu(self, name: str) -> None:
-        """What nvidia-smi says from now on."""
+        """Sets what nvidia-smi says from now on."""
         program = self.folder / "nvidia-smi"
         program.write_text(f"#!/bin/sh\necho '{name}'\n")
         program.chmod(0o755)
@@ -102,7 +102,7 @@ class App:
         self.local = fleet.local()
 
     def write(self, name: str, content: str = "content") -> None:
-        """What Inductor would."""
+        """Write what Inductor would."""
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "ab"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -166,7 +166,7 @@ def test_a_worker_gets_what_another_has_compiled(theirs: ModuleType, fleet: Flee
 
 
 def without_marks(found: dict[str, Any]) -> dict[str, Any]:
-    """A load is counted, and marks its key as used."""
+    """A load is counted, and marks its key as used; these files are left out."""
     return {path: what for path, what in found.items() if "/used" not in path and "/stats" not in path}
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's mega-cache, both ways, with torch itself at the other end."""
+"""PyTorch's mega-cache in both directions, with torch itself at the other end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEY = "m/v1"
 NO_MODULES = {"fxgraph_lookup_write_file": 1}
 """A mega-cache does not hold generated modules: torch writes them from the graphs that it finds."""
 ENTRIES = {"inductor": 1, "aot_autograd": 1}
-"""Of one graph."""
+"""The files of one graph."""
 
 
 @dataclass
@@ -62,11 +62,11 @@ class Fleet:
         return run_program("use_megacache", *arguments, environ=self.environ(worker) | variables)
 
     def compile_apart(self, folder: str, *arguments: object) -> dict[str, Any]:
-        """As a process that does not use kstore's folders."""
+        """Compile in a process that does not use kstore's folders."""
         return self.compile(f"{folder}-root", *arguments, TORCHINDUCTOR_CACHE_DIR=str(self.folder / folder))
 
     def kstore(self, *arguments: object, worker: str = "nobody") -> subprocess.CompletedProcess[str]:
-        """In this process, which has imported torch: each of its own would take seconds for that."""
+        """Run in this process, which has imported torch: a process for each run would need seconds for that."""
         words, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
         with environment_kept(), redirect_stdout(out), redirect_stderr(err):
             os.environ.clear()
@@ -84,7 +84,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
-    """Precompiled headers are kept in TMPDIR, and cost nine seconds once."""
+    """Precompiled headers are kept in TMPDIR; building them costs nine seconds once."""
     return Container(tmp_path_factory.mktemp("container"))
 
 
@@ -289,7 +289,7 @@ def test_a_file_whose_name_is_no_text_is_left_out_of_an_export(fleet: Fleet) -> 
 
 
 def test_what_torch_notes_of_an_object_goes_with_it(fleet: Fleet) -> None:
-    """From 2.14 on, that it could be loaded."""
+    """From 2.14 on, torch notes that the object could be loaded."""
     put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
     put(fleet.folder / "cold/inductor/ab/cone.cpp", "source")
     put(fleet.folder / "cold/inductor/ab/cone.so.load_ok", "")
@@ -411,7 +411,7 @@ def test_an_exported_import_has_all_kinds_of_entries(fleet: Fleet) -> None:
 
 
 def test_an_import_says_of_no_folder_that_it_was_built_there(fleet: Fleet) -> None:
-    """It was unpacked in one that has gone."""
+    """It was unpacked in a folder that is gone."""
     (fleet.folder / "all.bin").write_bytes(write(OTHER_KINDS))
     imported = fleet.document("import", "megacache", fleet.folder / "all.bin", KEY)
     (shown,) = fleet.document("show", KEY)["scopes"]
@@ -548,7 +548,7 @@ def test_a_process_that_compiled_in_folders_of_its_own_saves_its_entries_alone(f
 
 @pytest.mark.exhaustive
 def test_what_was_published_and_not_used_is_not_lost(fleet: Fleet) -> None:
-    """A mega-cache of torch's own holds what its process used, and so replaces one that holds more."""
+    """A mega-cache made by torch holds only what its process used, yet it replaces one that holds more."""
     first = fleet.compile("first", "--restore", KEY, "--commit", KEY, MODEL)
     mega = fleet.folder / "second.bin"
     second = fleet.compile("second", "--restore", KEY, "--save", mega, "--commit", KEY, "mlp-h")

@@ -44,11 +44,11 @@ History = Callable[[MemoryBackend], None]
 
 
 def unchanged(backend: MemoryBackend) -> None:
-    """The history of a store to which nothing was done but commits."""
+    """The history of a store to which nothing was done except commits."""
 
 
 class Outcome(NamedTuple):
-    """How an actor ended, without what may differ between equal schedules."""
+    """How an actor ended, without anything that may differ between equal schedules."""
 
     status: str
     generation: int = 0
@@ -65,11 +65,11 @@ class World:
     fills: Mapping[str, Fill] = field(default_factory=dict)
     """Actor → what it has compiled."""
     layouts: Mapping[str, str] = field(default_factory=dict)
-    """Actor → its layout, if that is another one."""
+    """Actor → its layout, if it is another one."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Actor → the key that it works on, if that is another one than `KEY`."""
+    """Actor → the key that it works on, if it is not `KEY`."""
     published: tuple[Fill, ...] = ()
-    """What each generation added that is there from the start. Committers begin with the newest restored."""
+    """What each generation added that exists from the start. Committers begin with the newest one restored."""
     history: History = unchanged
     """What else was done to the store before."""
 
@@ -89,7 +89,7 @@ class World:
         self.history(backend)
 
     def actor(self, name: str) -> Actor:
-        """By its name, such as `commit A`: the entry of the table, and whose it is."""
+        """An actor by its name, such as `commit A`: the entry of the table, and whose it is."""
         return Actor(name, partial(ACTORS[name.partition(" ")[0]], self, self.start, name))
 
     def key_of(self, name: str) -> str:
@@ -107,7 +107,7 @@ class World:
         return files
 
     def restored_node(self, name: str, start: Contents) -> Node:
-        """A worker with a new cache root, into which all was restored that was there at the start."""
+        """A worker with a new cache root, into which everything was restored that existed at the start."""
         node = self.node(name, Memory(start).backend)
         if self.published and self.key_of(name) == KEY:
             assert node.restore().ok
@@ -122,14 +122,14 @@ class World:
 
 
 def aged(backend: MemoryBackend) -> None:
-    """All is older than the grace."""
+    """Everything is older than the grace."""
     backend.wait(2 * HOUR)
 
 
 def old_and_condemned(backend: MemoryBackend) -> None:
-    """All but the newest generation is gone, and what it alone had is condemned for long enough to be deleted.
+    """All generations but the newest are gone, and what only they had has been condemned for long enough to be deleted.
 
-    So is the pack of a commit that was killed.
+    So has the pack of a commit that was killed.
     """
     node = Node(Path("/nowhere"))
     put_on(node, backend)
@@ -142,7 +142,7 @@ def old_and_condemned(backend: MemoryBackend) -> None:
 
 
 def forgotten_and_condemned(backend: MemoryBackend) -> None:
-    """The key misses, and all that it had is condemned for long enough to be deleted."""
+    """The key misses, and everything that it had has been condemned for long enough to be deleted."""
     node = Node(Path("/nowhere"))
     put_on(node, backend)
     assert node.store.forget(KEY)
@@ -150,10 +150,10 @@ def forgotten_and_condemned(backend: MemoryBackend) -> None:
 
 
 def repaired(backend: MemoryBackend) -> None:
-    """The key was forgotten, and its first generation is pinned; but a repair has taken away the pack that this names.
+    """The key was forgotten, and its first generation is pinned; but a repair has taken away the pack that it names.
 
-    All of it is in two other packs, which no ref names: what was saved, and what another key had. gc keeps one of them,
-    and has condemned the other for long enough that it is to be deleted.
+    Everything is in two other packs, which no ref names: what was saved, and what another key had. gc keeps one of
+    them, and condemned the other long enough ago that it is to be deleted.
     """
     node = Node(Path("/nowhere"))
     put_on(node, backend)
@@ -192,7 +192,7 @@ def compile_kernel(tree: Tree, by: str) -> None:
 
 
 def write_wrapper(tree: Tree, by: str) -> None:
-    """A single file, the same bytes for all who write one with this name."""
+    """A single file, with the same bytes for all who write one with this name."""
     tree.put(f"inductor/ab/c{by}.py", f"# {by}".encode())
 
 
@@ -240,7 +240,7 @@ def restore(world: World, start: Contents, name: str, backend: MemoryBackend) ->
 
 
 def gc(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
-    """Both phases: what an earlier one condemned long enough ago is deleted, the rest condemned."""
+    """Both phases: deletes what an earlier gc condemned long enough ago, and condemns the rest."""
     return world.node(name, backend).store.gc(Policy(keep=1)).status.value
 
 
@@ -265,7 +265,7 @@ def full(world: World, start: Contents, name: str, backend: MemoryBackend) -> Ha
 
 
 class Timeless(Full):
-    """One that cannot even tell the time."""
+    """A full store that cannot even tell the time."""
 
     def clock(self) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -282,14 +282,14 @@ def forget(world: World, start: Contents, name: str, backend: MemoryBackend) -> 
 
 
 def rot(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
-    """Each list of what gc is about to delete is damaged."""
+    """Damage each list of what gc is about to delete."""
     for listed in list_names(backend):
         backend.put(listed, b"garbage")
     return None
 
 
 def wait(world: World, start: Contents, name: str, backend: MemoryBackend) -> Hashable:
-    """As many seconds as its name says, each time when the schedule has it."""
+    """Wait as many seconds as the name says, each time the schedule lets it."""
     for seconds in name.split()[1:]:
         backend.wait(float(seconds))
     return None

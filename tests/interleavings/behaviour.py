@@ -1,7 +1,7 @@
 """What an actor does, as a tree: a step, and for each answer that was ever seen the step that follows.
 
 An actor is a function of the answers it gets. So its real code runs once for each sequence of answers, and however
-many schedules lead to the same one, the tree is looked up. Any run from the start must say the same again.
+many schedules lead to the same sequence, the tree is looked up. Any run from the start must behave the same again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Point:
     outcome: Hashable = None
     history: tuple[Answer, ...] = ()
     footprint: Footprint = NOTHING
-    """Of the step."""
+    """The footprint of the step."""
     future: Footprint = NOTHING
-    """Of the step and of all that is known to come after it; complete once nothing new is found."""
+    """That of the step and everything that is known to come after it; complete once nothing new is found."""
     likeness: int = 0
-    """Equal for the points of one actor that have the same step, and the same whatever the answers are."""
+    """Equal for those points of an actor that have the same step and the same continuation whatever the answers are."""
     after: dict[Answer, Point] = field(default_factory=dict)
 
     @property
@@ -132,13 +132,13 @@ class Behaviour:
         return self._at
 
     def _identified(self, step: Step, history: tuple[Answer, ...]) -> Step:
-        """What it makes differs from what anybody else makes, and from what it made of that name before."""
+        """What the step makes differs from what others make, and from what this actor made before under that name."""
         earlier = sum(before.kind in MAKES and before.name == step.name for before in self._steps(history))
         maker = f"{self.actor.name} {earlier} {step.name}"
         return step._replace(identity=int.from_bytes(digest_of(maker.encode())[:8], "little"))
 
     def _steps(self, history: tuple[Answer, ...]) -> Iterator[Step]:
-        """Those that got these answers."""
+        """The steps that got these answers."""
         at = self._points[0] if history else None
         for number, answer in enumerate(history, 1):
             assert at

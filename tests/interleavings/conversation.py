@@ -1,7 +1,7 @@
-"""Runs an actor's code, the real one, and stops it at every step until it is told the answer.
+"""Runs an actor's real code, and stops it at every step until it is told the answer.
 
-An actor runs in a thread of its own, but only while whoever asked waits for its next step: no two run at once.
-Time, random bytes and thread pools are taken from it, so that what it does is a function of the answers alone.
+An actor runs in a thread of its own, but only while its caller waits for its next step: no two run at once. Time,
+random bytes and thread pools are taken from it, so that what it does is a function of the answers alone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
 _LAST_PATIENCE = 10.0
-"""Seconds for an actor that is to end; one that does not is told of."""
+"""For how many seconds an actor is waited for that is to end; one that does not end is reported."""
 _M_MMAP_THRESHOLD = -3
 """Of glibc's mallopt(3)."""
 _ZEROED, _MOST = 1 << 20, 32 << 20
 """LMDB asks for two megabytes of zeros for each environment: new pages cost nothing, used ones must be cleared."""
 _WALL_NS = 2_000_000_000 * 1_000_000_000
-"""What the actors' wall clocks show, always: times of people, and of cache roots that are all older."""
+"""What the actors' wall clocks always show: times for people, and of cache roots that are all older."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Actor:
 
     name: str
     act: Callable[[MemoryBackend], Hashable]
-    """Does it all with the backend given, from the same start whenever it is called; what it returns is the outcome."""
+    """Does everything with the given backend, from the same start whenever it is called. Returns its outcome."""
     can_be_killed: bool = True
 
 
@@ -83,7 +83,7 @@ class Conversation:
         return self._said.get(timeout=_PATIENCE)
 
     def answer(self, answer: Answer) -> Step | Ended:
-        """Run it to the next one."""
+        """Run it to its next step."""
         self._answers.put(answer)
         return self._said.get(timeout=_PATIENCE)
 
@@ -106,7 +106,7 @@ class Conversation:
         return answer
 
     def random_bytes(self, count: int) -> bytes:
-        """The same ones in every run, and others for each actor."""
+        """The same bytes in every run, and others for each actor."""
         self._random += 1
         return hashlib.shake_128(f"{self._actor.name} {self._random}".encode()).digest(count)
 
@@ -136,7 +136,7 @@ def _current() -> Conversation | None:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Take from the actors' threads, and from no others, what would make two runs differ."""
+    """Take from the actors' threads, and from no others, whatever would make two runs differ."""
     with pytest.MonkeyPatch.context() as patch:
         _replace(patch, time, "time", lambda _: _WALL_NS / 1e9)
         _replace(patch, time, "time_ns", lambda _: _WALL_NS)

@@ -1,24 +1,26 @@
-"""All schedules of some actors on one store, those left out that nobody could tell from one that was explored.
+"""All schedules of some actors on one store, except those that nobody could tell from one that was explored.
 
-**Persistent sets.** In each state only some actors are let go on: such a set of them that nothing that any other
-may ever do conflicts with their next steps. Every schedule can be reordered, by steps that commute, into one that
-was explored (Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996). What an actor
-may ever do is what its behaviour tree knows below the point where it is; where an exploration finds something new,
-all is explored again. An actor's step is the same whatever others do that does not conflict, so a step that is
-not yet known shows up as somebody's next one before any set that was chosen without it can have hidden it.
+**Persistent sets.** In each state only some actors are let go on: a set of actors such that nothing that any other
+actor may ever do conflicts with their next steps. Every schedule can be reordered, by steps that commute, into one
+that was explored (Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996). What an actor
+may ever do is what its behaviour tree knows below the point where it is. Where an exploration finds something new,
+everything is explored again. An actor's step is the same whatever others do that does not conflict. So a step that is
+not yet known shows up as somebody's next step before any set that was chosen without it can have hidden it.
 
 **States.** Two schedules that lead to the same contents, with every actor at the same point, go on as one: an actor
 is where all the answers it got have led it. Points are as good as the same if an actor does the same from both on,
 as far as its tree is known: if nothing new is found, neither would have been found from the other.
 
-**Kills.** Before any step that changes the store an actor may stop for ever, any number of actors in one schedule.
-One that is stopped before a step that only reads is as one stopped before the next write. So every state of the
-store that can be reached at all is also the last one of some schedule, and it is enough to check the last ones.
-To the others, who was killed looks like one that is slow: what anybody may do is found out without kills first.
+**Kills.** Before any step that changes the store an actor may stop for ever, and any number of actors may stop in one
+schedule. An actor that is stopped before a step that only reads is like one stopped before the next write. So every
+state of the store that can be reached at all is also the last one of some schedule, and it is enough to check the last
+ones. To the others, an actor that was killed looks like one that is slow: what anybody may do is first found out
+without kills.
 
-**Switches.** Where there are too many states, it can be limited how often an actor is interrupted: by another one
-that is let go on in its place, or for ever. Whom to let go on when one has ended is free, and so is everything
-else. An interruption before a step that commutes with all that others may do counts as one after it, and is not tried.
+**Switches.** Where there are too many states, a limit can be set on how often an actor is interrupted: by
+another one that is let go on in its place, or for ever. Whom to let go on when one has ended is free, and so is
+everything else. An interruption before a step that commutes with everything that others may do counts as one after
+that step, and is not tried.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ KILLED = "killed"
 
 Points = tuple[Point, ...]
 Check = Callable[[Contents, Mapping[str, Hashable]], None]
-"""Gets what is left, and the outcome, or `KILLED`, of each actor that took part. Raises `Broken`."""
+"""Gets what is left in the store, and of each actor that took part its outcome or `KILLED`. Raises `Broken`."""
 
 
 class Broken(Exception):
@@ -54,16 +56,16 @@ class Explored:
     """What was explored."""
 
     schedules: int
-    """Different ones, without those that were pruned."""
+    """Different schedules, without those that were pruned."""
     states: int
     ends: int
-    """States in which every actor has ended or was killed: that many were checked."""
+    """States in which every actor has ended or was killed: this many were checked."""
     points: int
     """Sequences of answers that some actor got."""
     runs: int
     """How often real code was run for that."""
     passes: int
-    """How often all of them, or some, were explored until nothing was new."""
+    """How often all actors, or some, were explored until nothing was new."""
     seconds: float
 
     def __str__(self) -> str:
@@ -80,7 +82,7 @@ class _Turn(NamedTuple):
     actor: int | None = None
     """None if anybody may be next."""
     switches: int | None = None
-    """How often it may still be interrupted, and those after it; None if that is not limited."""
+    """How often it, and those after it, may still be interrupted; None if that is not limited."""
 
     def interrupted(self, by: int | None = None) -> _Turn:
         return self if self.switches is None else _Turn(by, self.switches - 1)
@@ -89,7 +91,7 @@ class _Turn(NamedTuple):
 def explore(
     actors: Sequence[Actor], start: Contents, check: Check, *, prune: bool = True, switches: int | None = None
 ) -> Explored:
-    """Explore everything that `actors` can do together, with at most so many `switches` if that is given.
+    """Explore everything that `actors` can do together, with at most `switches` interruptions if that is given.
 
     Raises:
         Violation: a check failed.
@@ -116,7 +118,7 @@ class _Exploration:
         self._start = self._number(start)
         self._moves: dict[tuple[int, Point], tuple[int, Point]] = {}
         self._schedules: dict[tuple[int | None, ...], int] = {}
-        """How many there are from each state."""
+        """How many schedules there are from each state."""
         self._checked: set[tuple[int, Points]] = set()
         self._path: list[tuple[int, Point | None]] = []
 
@@ -137,13 +139,13 @@ class _Exploration:
         )
 
     def _groups(self) -> Iterator[tuple[Behaviour, ...]]:
-        """Some of the actors, few first: what they do is then known, and what goes wrong has a short schedule."""
+        """Combinations of actors, small ones first: what they do is then known, and violations have short schedules."""
         everybody = self._behaviours
         for count in range(1, len(everybody) + 1):
             yield from itertools.combinations(everybody, count)
 
     def _explore(self, present: Sequence[Behaviour]) -> int:
-        """Explore all that these can do until nothing is new; returns the number of schedules."""
+        """Explore everything that these actors can do until nothing is new; returns the number of schedules."""
         start = tuple(actor.start if actor in present else actor.absent for actor in self._behaviours)
         before = -1
         while before < (before := self._points()):
@@ -198,7 +200,7 @@ class _Exploration:
         return [(turn.actor, turn), *((actor, turn.interrupted(by=actor)) for actor in others)]
 
     def _smallest(self, points: Points, alive: list[int]) -> list[int]:
-        """The smallest set, closed under conflicts, that one of these is in."""
+        """The smallest set, closed under conflicts, that contains one of these actors."""
         best = alive
         if self._prune:
             for first in alive:

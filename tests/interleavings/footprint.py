@@ -1,7 +1,7 @@
 """Which steps commute: those whose order neither the store nor any actor can tell.
 
-Each step shows something, and minds something. Two steps conflict if one shows what the other minds; that is
-mutual. Sets of these are the bits of an integer, for an exploration compares millions.
+Each step shows something, and minds something. Two steps conflict if one shows what the other minds; conflicts are
+mutual. Sets of these are the bits of an integer, because an exploration compares millions of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CLOCK = "the clock"
 
 
 class Footprint(NamedTuple):
-    """Of a step, or of several."""
+    """The footprint of a step, or of several."""
 
     shows: int = 0
     minds: int = 0
@@ -27,7 +27,7 @@ NOTHING = Footprint()
 
 
 class Footprints:
-    """Of the steps of one exploration."""
+    """The footprints of the steps of one exploration."""
 
     def __init__(self, folders: frozenset[str]) -> None:
         """`folders` are those that nobody has to make any more."""
@@ -41,7 +41,7 @@ class Footprints:
             case Kind.LIST:
                 return Footprint(self._bit("listed", step.name), self._bit("changed", step.name))
             case Kind.CREATE | Kind.REPLACE:
-                # The clock gives what is made its time.
+                # What is made gets its time from the clock.
                 return self._writes(step.name).joined(self._reads(_CLOCK))
             case Kind.LINK:
                 return self._reads(step.name).joined(self._writes(step.to)).joined(self._reads(_CLOCK))
@@ -62,7 +62,7 @@ class Footprints:
         return Footprint(written, written | self._bit("read", name)).joined(self._changes_listings(name))
 
     def _changes_listings(self, name: str) -> Footprint:
-        """Two names that come into one folder commute, as far as the folder is concerned."""
+        """Two names that come into one folder commute as far as the folder is concerned."""
         found = NOTHING
         for parent in parents(name):
             found = found.joined(Footprint(self._bit("changed", parent), self._bit("listed", parent)))

@@ -3,9 +3,9 @@
 - Every published generation can be restored completely, from the packs that its ref names and from loose blobs; if
   a repair has taken away one of these packs, from any pack.
 - What a commit reported as published is in the newest generation: its own files or, where another worker offered
-  others under the same names, theirs, and each group from one worker only. Except what a `forget` dropped: all that
-  was there before the generation that it published, which is empty.
-- No actor fails, and no restore leaves anything out. (Actors to whom that may happen are excused by name.)
+  others under the same names, that worker's, and each group from one worker only. The exception is what a `forget`
+  dropped: everything that was there before the generation that it published, which is empty.
+- No actor fails, and no restore leaves anything out. (Actors to which that may happen are excused by name.)
 - Whatever is left can be collected: `collect` leaves no object that nothing refers to.
 """
 
@@ -33,9 +33,9 @@ from tests.interleavings.memory import Contents, Memory, MemoryBackend, Object
 
 _PUBLISHED = {CommitStatus.COMMITTED.value, CommitStatus.UNCHANGED.value}
 _KEPT = ("kstore.json", "CACHEDIR.TAG", "refs/", "used/")
-"""What collection does not concern."""
+"""Folders that collection does not concern."""
 _manifests: dict[bytes, Manifest] = {}
-"""By digest: the same ones are looked at again and again."""
+"""By digest: the same manifests are looked at again and again."""
 
 
 class Invariants:
@@ -50,7 +50,7 @@ class Invariants:
     ) -> None:
         """`excused` are the actors that may fail or leave something out.
 
-        `collect` does all that it takes until an object that nothing refers to has gone; time is its to pass.
+        `collect` does everything until no object is left that nothing refers to; it may let time pass.
         """
         self._world = world
         self._news = {name: world.news_of(name) for name in world.fills}
@@ -113,7 +113,7 @@ def _check_outcome(name: str, outcome: Hashable) -> None:
 
 
 def check_whole(contents: Contents, ref: Ref) -> None:
-    """Whether all of a generation's blobs, its manifest first, are where its readers look."""
+    """Whether all blobs of a generation, its manifest first, are where its readers look."""
     wanted = set(ref.stored)
     if _missing(contents, ref, wanted):
         raise Broken(f"the manifest of generation {ref.generation} of {ref.scope} is missing")
@@ -123,14 +123,14 @@ def check_whole(contents: Contents, ref: Ref) -> None:
 
 
 def check_no_orphans(contents: Contents) -> None:
-    """Whether some generation needs every object."""
+    """Whether every object is needed by some generation."""
     live: set[str] = set()
     for ref in refs_in(contents):
         packed = _packed(contents, ref)
         wanted = ref.stored.keys() | {entry.digest for entry in manifest_of(contents, ref).entries()}
         live |= {blob_name(digest) for digest in wanted - packed}
         live |= {pack_name(pack) for pack in ref.packs}
-    # What was condemned before it was needed stays listed for as long as it is.
+    # What was condemned before it was needed stays listed for as long as it is needed.
     lists = (name for name in contents.objects if name.startswith(condemned.FOLDER))
     for name in lists:
         with suppress(IntegrityError):
@@ -148,7 +148,7 @@ def refs_in(contents: Contents) -> list[Ref]:
 
 
 def ever_published(contents: Contents, scope: Scope) -> Iterator[Ref]:
-    """Also those that are no longer there."""
+    """All that were ever published, also those that no longer exist."""
     return (ref for name, data in contents.refs if (ref := _ref(name, data)) and ref.scope == scope)
 
 
@@ -181,7 +181,7 @@ def _places(contents: Contents, digest: bytes) -> Iterator[Object | None]:
 
 
 def _packed(contents: Contents, ref: Ref) -> set[bytes]:
-    """What the packs hold in which a ref's blobs are looked for."""
+    """The contents of the packs in which a ref's blobs are looked for."""
     packs = [contents.objects.get(pack_name(pack)) for pack in ref.packs]
     if None in packs:
         packs = [found for name, found in contents.objects.items() if name.startswith("packs/")]
@@ -190,7 +190,7 @@ def _packed(contents: Contents, ref: Ref) -> set[bytes]:
 
 @cache
 def _digests_in(pack: bytes) -> frozenset[bytes]:
-    """What can be read from a pack, undamaged."""
+    """What can be read undamaged from a pack."""
     memory = Memory(Contents())
     memory.backend.put("packs/one", pack)
     reader = BlobStore(memory.backend).pack("one")

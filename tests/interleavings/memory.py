@@ -1,8 +1,8 @@
-"""A store in memory. Its contents are a value, and all that happens to them is one of the `Step`s.
+"""A store in memory. Its contents are a value, and whatever happens to them is one of the `Step`s.
 
-A step is what happens at once on a real store: a read, a directory listing, a name that appears or goes. What is
-written to a file under `tmp/` before it gets its name is no step, for nobody reads it there. Nor are the files
-through which loose blobs get theirs: should gc remove one, its commit fails as on any other trouble with the store.
+A step is what happens at once on a real store: a read, a directory listing, a name that appears or disappears. Writing
+to a file under `tmp/` before it gets its name is no step, because nobody reads it there. Neither are the files through
+which loose blobs get their names: if gc removes one, its commit fails as on any other trouble with the store.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WRITES = MAKES | {Kind.DELETE, Kind.MOVE}
 
 
 class Step(NamedTuple):
-    """One step, with all that it depends on but the contents."""
+    """One step, with everything that it depends on except the contents."""
 
     kind: Kind
     name: str = ""
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     seconds: float = 0.0
     """How long a wait is."""
     identity: int = 0
-    """Of the object that it makes: what an inode number is to a file."""
+    """The identity of the object that it makes: what an inode number is to a file."""
 
     def __str__(self) -> str:
         words = (self.kind.value, self.name, f"→ {self.to}" if self.to else "", f"{self.seconds:g} s")
@@ -92,7 +92,7 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """All that a store holds at one moment."""
+    """Everything that a store holds at one moment."""
 
     objects: Mapping[str, Object] = field(default_factory=dict)
     folders: frozenset[str] = frozenset({""})
@@ -108,17 +108,17 @@ class Contents:
         return frozenset(self.objects.items()), self.folders, self.now_ns, self.refs
 
     def with_object(self, name: str, new: Object) -> Contents:
-        """After an object has got a name."""
+        """The contents after an object has got a name."""
         refs = self.refs | {(name, new.data)} if name.startswith("refs/") else self.refs
         return Contents({**self.objects, name: new}, self.folders.union(parents(name)), self.now_ns, refs)
 
     def without(self, name: str) -> Contents:
-        """After a name has gone."""
+        """The contents after a name is gone."""
         left = {other: found for other, found in self.objects.items() if other != name}
         return Contents(left, self.folders, self.now_ns, self.refs)
 
     def children(self, folder: str) -> frozenset[Child]:
-        """What a listing shows."""
+        """What a listing of the folder shows."""
         if folder not in self.folders:
             return frozenset()
         files = {Child(base, False) for parent, base in map(_split, self.objects) if parent == folder}
@@ -172,7 +172,7 @@ def _replace(contents: Contents, step: Step) -> tuple[Contents, Any]:
 
 
 def _link(contents: Contents, step: Step) -> tuple[Contents, Any]:
-    """What was written to an upload shows only now: nobody reads it before."""
+    """What was written to an upload appears only now: nobody reads it before."""
     if step.name not in contents.objects:
         return contents, Failure(errno.ENOENT)
     return _create(contents, step._replace(name=step.to))
@@ -213,7 +213,7 @@ _EFFECTS = {
 
 
 class MemoryBackend:
-    """The interface of a backend, each call as one step or several; whoever performs them decides when."""
+    """The interface of a backend, each call as one step or several; whoever performs the steps decides when."""
 
     def __init__(self, performer: Performer) -> None:
         self._performer = performer
@@ -222,7 +222,7 @@ class MemoryBackend:
         return bytes(self._do(Step(Kind.GET, check_name(name), offset=offset, length=length)))
 
     def get_many(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """Each object is looked at by itself."""
+        """Each object is looked at separately."""
         return [self._get_whole(name, size) for name, size in wanted]
 
     def _get_whole(self, name: str, size: int) -> bytes | None:
@@ -233,7 +233,7 @@ class MemoryBackend:
         return data if len(data) == size else None
 
     def open(self, name: str) -> MemoryFile:
-        """What it is now is what will be read of it."""
+        """What the object is now is what will be read of it."""
         try:
             return MemoryFile(self.get(name))
         except IsADirectoryError as error:
@@ -253,10 +253,10 @@ class MemoryBackend:
         return self.put_many([NewObject(name, data)])[0]
 
     def write_out(self, name: str) -> None:
-        """Memory has nothing else."""
+        """Memory has nowhere else to write to."""
 
     def put_many(self, objects: Sequence[NewObject]) -> list[bool]:
-        """Each object appears by itself."""
+        """Each object appears separately."""
         steps = [Step(Kind.CREATE, check_name(o.name), data=o.data, fraction_ns=o.fraction_ns) for o in objects]
         return [bool(self._do(step)) for step in steps]
 
@@ -283,7 +283,7 @@ class MemoryBackend:
         return found
 
     def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
-        """Each object is looked at by itself."""
+        """Each object is looked at separately."""
         return [self._stat_if_there(name) for name in names]
 
     def _stat_if_there(self, name: str) -> Stat | None:
@@ -306,7 +306,7 @@ class MemoryBackend:
         return int(self._do(Step(Kind.LOOK_AT_CLOCK)))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, for everybody."""
+        """Let time pass for everybody."""
         self._do(Step(Kind.WAIT, seconds=seconds))
 
     def _do(self, step: Step) -> Any:

@@ -1,4 +1,4 @@
-"""The exploration itself, with toy actors: what it prunes must not matter, what goes wrong must be found."""
+"""The exploration itself, with toy actors: what it prunes must not matter, and what goes wrong must be found."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def nothing(contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
 
 
 class Collected:
-    """A check that remembers what it saw."""
+    """A check that remembers the ends it saw."""
 
     def __init__(self, actors: int) -> None:
-        """Schedules of fewer actors do not count."""
+        """Schedules of fewer actors are not counted."""
         self.ends: Ends = set()
         self._actors = actors
 
@@ -50,7 +50,7 @@ def anonymous_answer(answer: Hashable) -> Hashable:
     return answer._replace(inode=0) if isinstance(answer, Stat) else answer
 
 
-# ---- Against an enumeration of all schedules, without any cleverness
+# ---- Compared with a plain enumeration of all schedules
 
 NAMES = st.sampled_from(["a", "f/b", "g/c"])
 STEPS = st.one_of(
@@ -83,7 +83,7 @@ def toy(name: str, program: list[Step]) -> Actor:
 
 
 def every_end(programs: list[list[Step]], switches: int = UNLIMITED) -> Ends:
-    """Of all schedules in which an actor is interrupted, or killed, at most so many times."""
+    """The ends of all schedules in which an actor is interrupted, or killed, at most so many times."""
     found: Ends = set()
 
     def go_on(

@@ -1,8 +1,8 @@
 """Every schedule of a few workers on one store: whatever happens in between, and whoever is killed where.
 
-The code that runs is the real one, down to the calls of the backend; each of these is one step (see `memory`).
-Explored are all orders of all steps, kills of any number of actors at any of them, and delays of any length (where
-an actor `wait`s: time passes for everybody, at any moment). Not explored are what a writer leaves under `tmp/`,
+The code that runs is the real code, down to the calls of the backend; each of these is one step (see `memory`).
+All orders of all steps are explored, kills of any number of actors at any of them, and delays of any length (where
+an actor `wait`s: time passes for everybody, at any moment). Not explored are files that a writer leaves under `tmp/`,
 a server that shows one client what it no longer shows another, and more actors than each scene has.
 """
 
@@ -83,7 +83,7 @@ class Scene:
     history: History = unchanged
     keys: dict[str, str] = field(default_factory=dict)
     excused: frozenset[str] = frozenset()
-    """Who may fail, or leave something out: a reader that is suspended for longer than the grace period."""
+    """The actors that may fail or leave something out: a reader that is suspended for longer than the grace period."""
 
     def __str__(self) -> str:
         start = f", after {len(self.published)} generations" if self.published else ""
@@ -114,10 +114,11 @@ LARGE_SCENES = [
 WITH_GC = {"published": (FIRST, SECOND), "history": old_and_condemned}
 """Committer A has what the first generation had, which is condemned by now."""
 FORGOTTEN = {"published": (FIRST,), "history": forgotten_and_condemned}
-"""What import A brings in was there before."""
+"""What import A brings in existed before."""
 NOTHING_TO_DELETE = frozenset({"full 1", "timeless 1"})
-"""Who comes after another gc; and who takes for now when something was last published: until the commit, nothing on the
-list is old."""
+"""One actor comes after another gc; one takes the time of the last publication for now: until the commit, nothing
+on the list is old.
+"""
 GC_SCENES = [
     Scene(("gc 1", "gc 2"), **WITH_GC),
     Scene(("gc 1", "commit A", "restore R"), **WITH_GC),
@@ -130,7 +131,7 @@ GC_SCENES = [
     Scene(("timeless 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
 ]
 NEW_KEY = {"keys": {"commit A": "model/v2"}}
-"""Committer A begins to store its blobs while it reads."""
+"""Committer A begins to store its blobs while it still reads."""
 NEW_KEY_SCENES = [
     Scene(("gc 1", "commit A", "wait 4000"), **WITH_GC, **NEW_KEY),
     Scene(("gc 1", "commit A", "wait 4000"), published=(FIRST, SECOND), history=aged, **NEW_KEY),
@@ -157,7 +158,7 @@ TWO_GCS_AND_MORE = [
 EVERYBODY = Scene(("gc 1", "gc 2", "commit A", "commit B", "restore R", "forget F"), **WITH_GC)
 """Too many for all schedules: there are billions of states."""
 MERGING = {"published": (partial(write_wrapper, by="one"), partial(write_wrapper, by="two")), "history": aged}
-"""The newest generation is in two packs, which gc makes one."""
+"""The newest generation is in two packs, which gc merges into one."""
 MERGING_SCENES = [
     Scene(("gc 1", "commit A"), **MERGING),
     Scene(("gc 1", "restore R"), **MERGING),
@@ -178,7 +179,7 @@ LARGE_MERGING_SCENES = [
     Scene(("gc 1", "gc 2"), **MERGING),
     Scene(("gc 1", "gc 2", "wait 4000"), **MERGING),
 ]
-"""With a commit beside both there are more states than 20 GB hold."""
+"""With a commit beside both there are more states than fit into 20 GB."""
 
 
 @pytest.fixture
@@ -217,14 +218,14 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[Scene, str
 
 @pytest.fixture(autouse=True)
 def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Safety does not depend on it, and without it two gcs meet in every way they can."""
+    """Safety does not depend on the lease, and without it two gcs meet in every way they can."""
     monkeypatch.setattr(Lease, "acquire", lambda lease: True)
     monkeypatch.setattr(Lease, "release", lambda lease: None)
 
 
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packs are many."""
+    """Two packs count as many."""
     monkeypatch.setattr("kstore.gc.repack.MANY", 2)
 
 
@@ -320,7 +321,7 @@ def test_nothing_is_lost_where_more_make_one_of_small_packs(
 CONDEMNED_MEANWHILE = Scene(
     ("gc 1", "gc 2", "commit A", "wait 4000"), published=(FIRST, SECOND), history=aged, keys={"commit A": "model/v2"}
 )
-"""What committer A stores while it reads is dead to one gc, and deleted by another before it is published."""
+"""What committer A stores while it reads is dead to one gc, and another gc deletes it before it is published."""
 
 
 @pytest.fixture
@@ -399,7 +400,7 @@ def test_a_key_is_not_forgotten_for_want_of_use_upon_what_was_committed(
 
 
 def collect_fully(backend: MemoryBackend) -> None:
-    """As often as it takes."""
+    """As often as necessary."""
     for _ in range(3):
         backend.wait(2 * GRACE)
         node = actors.Node(Path("/nowhere"))
@@ -433,7 +434,7 @@ def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
 def test_an_import_that_does_not_look_at_what_is_condemned_is_found(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every pack is noted, as if an earlier import had stored it."""
+    """Every pack is noted as if an earlier import had stored it."""
     monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
     monkeypatch.setattr(bringing._Notes, "packs", lambda notes: tuple(c.name for c in notes._backend.list("packs")))
     with pytest.raises(Violation, match="lacks"):
@@ -488,7 +489,7 @@ def test_a_race_that_is_lost_and_not_noticed_is_found(
 
 
 def test_a_ref_that_comes_before_its_blobs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole in the end: only who looks in between, or is killed there, sees it."""
+    """The store is whole in the end: only who looks in between, or is killed there, sees the mistake."""
     put_many, publish = MemoryBackend.put_many, MemoryUpload.publish
 
     def put_late(backend: MemoryBackend, objects: list) -> list[bool]:  # type: ignore[type-arg]
@@ -519,7 +520,7 @@ def toy_collector(world: World, start: Contents, name: str, backend: MemoryBacke
 
 
 def collect(backend: MemoryBackend) -> None:
-    """Condemn, and let the time pass until the next run deletes."""
+    """Condemn, and let time pass until the next run deletes."""
     toys.collect(backend, GRACE)
     backend.wait(GRACE)
 

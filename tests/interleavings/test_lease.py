@@ -20,7 +20,7 @@ HOLDER = "the holder"
 
 
 class End(NamedTuple):
-    """How it ended for a worker."""
+    """How a worker ended."""
 
     took: bool
     renewed: bool
@@ -46,13 +46,13 @@ def wake_up(backend: MemoryBackend) -> Hashable:
 
 
 def end(backend: MemoryBackend) -> Hashable:
-    """The holder is through."""
+    """The holder is done."""
     lease(backend, HOLDER).release()
     return None
 
 
 def take_over(name: str, renewals: int, backend: MemoryBackend) -> Hashable:
-    """What looks to this worker as if its holder were gone may be renewed at any moment."""
+    """What looks to this worker like a holder that is gone may be renewed at any moment."""
     mine = lease(backend, name)
     newest = mine.newest()
     assert newest
@@ -63,7 +63,7 @@ def take_over(name: str, renewals: int, backend: MemoryBackend) -> Hashable:
 
 
 def check(contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
-    """However many tried, one took it; whoever took it has it still; and if nobody did, the holder has."""
+    """However many tried, one took it; whoever took it still has it; and if nobody did, the holder has it."""
     ends = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, End)}
     taken = [name for name, outcome in ends.items() if outcome.took]
     killed = [name for name, outcome in outcomes.items() if outcome == KILLED]
@@ -108,7 +108,7 @@ def test_one_takes_the_place_of_a_holder_that_is_gone(
 
 
 def test_without_a_look_at_what_came_since_two_would_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that was deleted is free again for whoever saw the one before it."""
+    """A number that was deleted is free again for a worker that saw the number before it."""
 
     def put(mine: Lease, number: int, *, is_released: bool = False) -> bool:
         content = {"nonce": mine.nonce, "holder": "", "ttl": 60, "held": 0, "released": is_released}

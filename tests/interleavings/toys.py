@@ -1,8 +1,8 @@
 """A garbage collector of a few lines, which works on the store alone: commits know nothing of it.
 
 It stands in for a real one where the explorations themselves are tested. It condemns what nothing refers to, and
-deletes what has been condemned for longer than `grace`. With commits that do not look at its lists that is
-wrong, and must be found.
+deletes what has been condemned for longer than `grace`. With commits that do not look at its lists that is wrong,
+and the exploration must find it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kstore.published.refs import Refs
 from tests.interleavings.memory import MemoryBackend
 
 CONDEMNED = "gc/listed"
-"""Where commits do not look."""
+"""A folder where commits do not look."""
 
 
 def collect(backend: MemoryBackend, grace: float) -> None:
@@ -44,7 +44,7 @@ def _now(backend: MemoryBackend) -> int:
 
 
 def _mark(backend: MemoryBackend) -> set[str]:
-    """Every name that the newest generation of some scope needs. The older ones go."""
+    """Every name that the newest generation of some scope needs. The older generations are removed."""
     refs, blobs = Refs(backend), BlobStore(backend)
     live: set[str] = set()
     for scope in refs.scopes():
@@ -67,7 +67,7 @@ def _lists(backend: MemoryBackend) -> list[str]:
 
 
 def _sweep(backend: MemoryBackend, old: str, live: set[str], before_ns: int) -> list[str]:
-    """Delete what an old enough list names; returns what is listed still."""
+    """Delete what an old enough list names; returns what is still listed."""
     try:
         names: list[str] = json.loads(backend.get(old))
         if backend.stat(old).mtime_ns > before_ns:

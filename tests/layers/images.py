@@ -26,11 +26,11 @@ class Worker(Node):
 
 @dataclass
 class Fleet:
-    """Workers of one image, or of several."""
+    """Workers of one image, or of several images."""
 
     folder: Path
     layout: str
-    """Of the store that they share."""
+    """The layout of the store that they share."""
     layout_below: str
 
     @property
@@ -43,7 +43,7 @@ class Fleet:
         return self.folder / "image" / "base"
 
     def bake(self, *names: str, base: Path | None = None) -> Path:
-        """Make an image whose store has kernels of these names."""
+        """Make an image whose store has kernels with these names."""
         base = base or self.base
         base.parent.mkdir(exist_ok=True)
         self.shared.parent.mkdir(exist_ok=True)
@@ -54,22 +54,22 @@ class Fleet:
         return base
 
     def worker(self, name: str, base: Path | None = None, **settings: Any) -> Worker:
-        """One of an image, by default the first."""
+        """A worker of an image, by default of the first."""
         return Worker(self.folder, name, self.shared, base or self.base, layout=self.layout, **settings)
 
     def made(self) -> Worker:
-        """Somebody with the image, once the store that they share is made."""
+        """A worker with the image, once the shared store is made."""
         admin = self.worker("admin")
         admin.store.create()
         return admin
 
     def without(self, name: str) -> Worker:
-        """One of an image that brings nothing."""
+        """A worker of an image that brings no store."""
         return Worker(self.folder, name, self.shared, layout=self.layout)
 
 
 def fill(node: Node, name: str) -> None:
-    """One of everything."""
+    """Make one of everything."""
     node.tree.wrapper(name)
     node.tree.graph(f"f{name}")
     node.tree.kernel(name)
@@ -77,29 +77,29 @@ def fill(node: Node, name: str) -> None:
 
 
 def modules(worker: Node) -> set[str]:
-    """The names of what `fill` has left in a cache root, or a restore brought."""
+    """The names that `fill` used in a cache root, or that a restore brought, by the modules."""
     found = (path.read_text().split()[1] for path in worker.tree.root.glob("inductor/*/c*.py"))
     return set(found)
 
 
 def kernels(worker: Node) -> set[str]:
-    """The same by the groups; each is whole."""
+    """The same by the kernels; each group is whole."""
     whole = [path for path in worker.tree.root.glob("triton/*") if len(list(path.iterdir())) == GROUP_FILES]
     assert len(whole) == len(list(worker.tree.root.glob("triton/*")))
     return {next(path.glob("k.ptx")).read_text().split()[2] for path in whole}
 
 
 def has(worker: Node) -> set[str]:
-    """Of what it has both."""
+    """The names of which it has both the module and the kernel."""
     assert modules(worker) == kernels(worker)
     return modules(worker)
 
 
 def objects(store: Path) -> set[str]:
-    """What is stored of blobs and packs."""
+    """The names of stored blobs and packs."""
     return {path.name for kind in ("blobs", "packs") for path in (store / kind).rglob("*") if path.is_file()}
 
 
 def fingerprint(store: Path) -> dict[str, tuple[int, ...]]:
-    """Everything below a folder, with all that changes when it is written to, and the folder itself."""
+    """The folder and everything below it, with everything that changes when they are written to."""
     return {**listing(store), "": (os.stat(store).st_mtime_ns,)}

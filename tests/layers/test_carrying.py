@@ -1,4 +1,4 @@
-"""What a store leans on goes along when keys leave it, and what comes in joins what is below."""
+"""What a store leans on goes along when keys leave the store, and what comes in joins what is below."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.trees import KEY, Node
 
 
 def grown(fleet: Fleet) -> Worker:
-    """A worker that has committed "above" upon what the image has."""
+    """A worker that has committed "above" on top of what the image has."""
     fleet.bake("below")
     worker = fleet.worker("worker")
     worker.restore()
@@ -41,7 +41,7 @@ def bundle(worker: Node, path: Path) -> str:
 
 
 def restored_alone(folder: Path, store: Path) -> set[str]:
-    """What a worker gets who knows of that store only."""
+    """What a worker gets that knows only that store."""
     node = Node(folder, "alone", layout=None)
     node.store = Store(store, cache_root=node.tree.root, gpu=node.store.gpu, environment=node.store.environment.tag)
     report = node.restore()

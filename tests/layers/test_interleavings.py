@@ -1,6 +1,6 @@
-"""Every schedule of workers of two images, and of one who forgets the key, on one shared store.
+"""Every schedule of workers of two images, and of one actor that forgets the key, on one shared store.
 
-The images' stores are real folders, which nobody writes: no schedule changes what is read there. One of them has more
+The images' stores are real folders that nobody writes to: no schedule changes what is read there. One of them has more
 generations than the other, so that numbers taken from below would let both first commits succeed.
 """
 
@@ -58,7 +58,7 @@ class Fleet:
         return Worker(self.folder, name, *stores, layout=self.layout)
 
     def commit(self, name: str, backend: MemoryBackend) -> Hashable:
-        """Upon what its image has."""
+        """Commits on top of what its image has."""
         worker = self.worker(name)
         put_on(worker, Memory(Contents()).backend)
         assert worker.restore().ok
@@ -73,7 +73,7 @@ class Fleet:
         return worker.store.forget(KEY)[0].generation
 
     def made(self) -> Contents:
-        """The shared store, with nothing in it: only a commit makes one."""
+        """The shared store, which is empty: only a commit makes one."""
         memory = Memory(Contents())
         worker = self.worker("admin")
         put_on(worker, memory.backend)
@@ -84,7 +84,7 @@ class Fleet:
         return Actor(name, partial(self.forget if name == "forget" else self.commit, name))
 
     def check(self, contents: Contents, outcomes: Mapping[str, Hashable]) -> None:
-        """Nothing that was reported is missing, and all that is not above is below."""
+        """Nothing that was reported is missing, and everything that is not above is below."""
         refs = refs_in(contents)
         for ref in refs:
             for path, entry in manifest_of(contents, ref).files.items():

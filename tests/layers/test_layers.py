@@ -1,4 +1,4 @@
-"""A store in an image below the one that is shared: what is read where, and that nothing is written below."""
+"""An image's store below the shared store: what is read where, and that nothing is written below."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TICK = 0.15
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Absolute paths of all that any store is asked for."""
+    """Absolute paths of everything that any store is asked for."""
     found: list[str] = []
     for name in ("get", "stat", "list"):
         real = getattr(PosixBackend, name)
@@ -87,12 +87,12 @@ def test_the_image_is_not_even_looked_at_if_the_shared_store_has_it_all(fleet: F
 
 
 def test_where_there_is_one_store_nothing_else_is_asked_for(fleet: Fleet, reads: list[str]) -> None:
-    """A worker asks for as much as it would if nobody had ever thought of layers."""
+    """A worker asks for as much as it would if layers did not exist."""
     fleet.shared.parent.mkdir()
     above = fleet.without("above")
     above.tree.wrapper()
     above.commit()
-    fleet.without("first").restore()  # Who marks a key for the first time looks whether there is one.
+    fleet.without("first").restore()  # A worker that marks a key for the first time looks whether a mark exists.
     reads.clear()
     fleet.without("worker").restore()
     asked = [os.path.relpath(path, fleet.shared) for path in reads]
@@ -210,7 +210,7 @@ def test_a_key_that_the_image_lacks_shares_what_it_has_of_another(fleet: Fleet) 
 
 
 def test_commits_of_one_image_merge(fleet: Fleet) -> None:
-    """A slot and a file that is merged by its meaning, from below, and from above."""
+    """A slot, and a file that is merged by its meaning: from below, and from above."""
     fleet.bake("one")
     first, second = fleet.worker("first"), fleet.worker("second")
     first.restore()
@@ -228,7 +228,7 @@ def test_commits_of_one_image_merge(fleet: Fleet) -> None:
 
 
 def test_two_images_at_once_lose_nothing(fleet: Fleet) -> None:
-    """Each store numbers its own generations, so that the first commits of both want the same number."""
+    """Each store numbers its own generations, so that the first commits of both images want the same number."""
     other = fleet.bake("two", base=fleet.folder / "image" / "other")
     fleet.bake("one")
     Worker(fleet.folder, "builder of other", other, layout=fleet.layout_below).tree.wrapper("more")
@@ -369,7 +369,7 @@ def test_a_damaged_generation_above_is_passed_over_for_the_image(fleet: Fleet) -
 
 
 def leaning_fleet(fleet: Fleet) -> None:
-    """The shared store has a generation of which half is only in the image."""
+    """Commit a generation to the shared store, half of which is only in the image."""
     fleet.bake("one")
     worker = fleet.worker("first")
     worker.restore()
@@ -537,7 +537,7 @@ def test_a_worker_whose_image_has_all_that_is_missing_says_nothing(
 
 
 def test_what_a_newer_image_has_of_a_key_that_is_shared_is_not_asked_for(fleet: Fleet) -> None:
-    """Each store in turn: a key in both is the shared store's affair."""
+    """One store after the other is asked: a key that both have is the shared store's affair."""
     leaning_fleet(fleet)
     builder = Worker(fleet.folder, "builder of base", fleet.base, layout=fleet.layout_below)
     fill(builder, "newer")
@@ -725,7 +725,7 @@ def test_after_gc_of_a_history_upon_the_image_everything_restores(fleet: Fleet) 
 
 
 def test_a_store_that_is_named_twice_does_not_lean_on_itself(fleet: Fleet) -> None:
-    """By a link, or as a volume that is mounted twice."""
+    """Named a second time by a link, or as a volume that is mounted twice."""
     worker = fleet.without("first")
     fleet.shared.parent.mkdir()
     fill(worker, "one")
@@ -801,7 +801,7 @@ def test_verify_finds_damage_in_the_image(fleet: Fleet) -> None:
 
 
 def test_a_blob_that_was_also_uploaded_is_kept_and_found_above(fleet: Fleet) -> None:
-    """As in a store that was copied with all that its generations lean on: the flag is only a hint."""
+    """As in a store that was copied with everything that its generations lean on: the flag is only a hint."""
     leaning_fleet(fleet)
     storage = Storage(fleet.base)
     for path in (fleet.base / "blobs").rglob("*"):
@@ -850,7 +850,7 @@ def test_a_store_is_made_above_alone(fleet: Fleet) -> None:
 
 
 def test_a_node_whose_image_is_renewed_keeps_its_root(fleet: Fleet) -> None:
-    """What the root grew from is another store now, in the same place."""
+    """The root grew from a store that another one has since replaced in the same place."""
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()

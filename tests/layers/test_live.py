@@ -1,4 +1,4 @@
-"""Commits while a compiler runs, and uploads ahead of them, above an image."""
+"""Commits while a compiler runs, and uploads ahead of them, above an image's store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That a key was lost above hides nothing that the image below has."""
+"""A key that was lost above hides nothing that the image below has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.trees import ENVIRONMENT, GPU, KEY
 
 
 def lose_all(worker: Worker) -> None:
-    """Of the one generation above, as a repair finds it by somebody who has no image."""
+    """Lose everything of the only generation above, as a repair finds it when it is run without the image."""
     ref = worker.location / worker.newest().name
     ref.chmod(0o644)
     ref.write_bytes(b"garbage")
@@ -23,7 +23,7 @@ def lose_all(worker: Worker) -> None:
 
 
 def lose_above(fleet: Fleet) -> Worker:
-    """The image has "one"; what a worker has committed above, "two" as well, is lost. Returns that worker."""
+    """The image has "one". What a worker has committed above, including "two", is lost. Returns that worker."""
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()
@@ -58,7 +58,7 @@ def test_that_nothing_is_left_in_a_store_between_hides_nothing_further_below(fle
 
 @pytest.fixture
 def lost(fleet: Fleet) -> Fleet:
-    """All that was committed above the image is lost."""
+    """Everything that was committed above the image is lost."""
     lose_above(fleet)
     return fleet
 

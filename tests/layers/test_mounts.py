@@ -32,7 +32,7 @@ def volumes(tmp_path: Path) -> Iterator[Volumes]:
 
 
 def read_only(volumes: Volumes, kind: str, fleet: Fleet) -> Path:
-    """The image's store on a filesystem of its own that nobody can write."""
+    """The image's store on a filesystem of its own that nobody can write to."""
     volume = volumes.make(kind)
     base = fleet.bake("one", base=volume / "base")
     remount(volume, "ro")
@@ -57,7 +57,7 @@ def test_a_store_on_a_read_only_filesystem(volumes: Volumes, kind: str, fleet: F
 
 
 def test_each_store_is_linked_in_its_own_way(volumes: Volumes, tmp_path: Path) -> None:
-    """The cache root is on the image's filesystem, which clones, and the shared store is on another one."""
+    """The cache root is on the image's filesystem, which can clone, and the shared store is on another filesystem."""
     xfs, tmpfs = volumes.make("xfs"), volumes.make("tmpfs")
     fleet = Fleet(tmp_path, "loose", "loose")
     base = fleet.bake("one", base=xfs / "base")
@@ -74,7 +74,7 @@ def test_each_store_is_linked_in_its_own_way(volumes: Volumes, tmp_path: Path) -
 
 
 def test_the_layers_of_a_container_stay_as_they_are(volumes: Volumes, tmp_path: Path, layout: str) -> None:
-    """In an overlay a hard link works, and copies the blob up: the image's own layer never changes."""
+    """In an overlay a hard link works, but copies the blob up: the image's own layer never changes."""
     below = volumes.make("ext4")
     image, upper, work = (below / name for name in ("image", "upper", "work"))
     for folder in (image, upper, work):
@@ -95,7 +95,7 @@ def test_the_layers_of_a_container_stay_as_they_are(volumes: Volumes, tmp_path: 
 
 
 def test_another_users_store_is_read(volumes: Volumes, fleet: Fleet) -> None:
-    """Built by root, as images are, and used by a user who may write nothing of it."""
+    """Built by root, as images are, and used by a user who may not write to it."""
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     volume = volumes.make("ext4")

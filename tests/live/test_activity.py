@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def activity(tree: Tree) -> Activity:
-    """That has looked at the tree already."""
+    """An activity that has already looked at the tree."""
     made = Activity([str(tree.root)])
     assert made.look() > 0
     time.sleep(0.02)  # The kernel's clock ticks every few milliseconds.

@@ -39,7 +39,7 @@ def node(tmp_path: Path, layout: str) -> Node:
 
 @pytest.fixture
 def start(node: Node) -> Iterator[Start]:
-    """Begins to commit, by default soon."""
+    """Begins to commit, soon by default."""
     started = []
 
     def begin(settle: float = SOON, every: float = NEVER) -> LiveCommits:
@@ -66,7 +66,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watching(live: LiveCommits) -> bool:
-    """Whether there is nothing to do but to watch."""
+    """Whether there is nothing to do except watch."""
     return live._lookout.is_watching
 
 
@@ -84,7 +84,7 @@ def test_what_was_there_at_the_start_is_published(node: Node, start: Start) -> N
 def test_who_asks_while_the_thread_ends_has_an_answer(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a signal handler may."""
+    """As a signal handler may do."""
     live = start()
     until(lambda: watching(live))
     assert live.publish(PATIENCE).ok
@@ -118,7 +118,7 @@ def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeyp
     live = start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints)
-    until(lambda: watching(live) and not live._is_unsure)  # It looks once more when the watch is on.
+    until(lambda: watching(live) and not live._is_unsure)  # It looks once more after the watch has started.
     time.sleep(SOON)
     rounds = []
     for of, step in ((live, "_round"), (live._lookout, "look")):
@@ -169,7 +169,7 @@ def test_a_group_that_is_being_written_is_published_when_it_is_whole(node: Node,
 
 
 def test_what_a_server_runs_on_is_marked_as_used(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it compiles nothing any more."""
+    """Even if it compiles nothing any more."""
     monkeypatch.setattr("kstore.live.commits.IDLE", 0.2)
     node.tree.wrapper("one")
     node.commit()
@@ -216,7 +216,7 @@ def test_what_is_discarded_is_not_published(node: Node, start: Start) -> None:
 
 
 def test_after_the_end_who_asks_is_told_what_the_last_commit_did(node: Node, start: Start) -> None:
-    """As a signal handler may."""
+    """As a signal handler may do."""
     live = start()
     node.tree.wrapper("one")
     report = live.publish(PATIENCE, is_last=True)
@@ -324,7 +324,7 @@ def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_thro
 def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a shared object that a linker writes in its place, and nobody watches."""
+    """For example, a shared object that a linker writes in place, and nobody watches."""
 
     lock = node.tree.root / node.tree.put("inductor/locks/cone.lock", b"")
     library = node.tree.root / node.tree.put("inductor/ab/cone.so", shared_object()[:1000])
@@ -341,7 +341,7 @@ def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing
 def test_where_all_threads_are_one_nothing_is_watched_and_the_job_keeps_its_priority(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where gevent has patched Python, and watchdog with it."""
+    """For example, where gevent has patched Python, and watchdog with it."""
     for module in (commits, lookout):
         monkeypatch.setattr(module, "is_apart", lambda: False)
     monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("the job's priority is changed"))
@@ -375,7 +375,7 @@ def test_what_is_written_in_its_place_is_seen_though_nothing_can_be_watched(node
 def test_what_is_written_in_its_place_while_a_checkpoint_is_made_is_in_the_next(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No watch is on then, and its folder tells of nothing."""
+    """No watch is on at that time, and its folder tells nothing."""
     node.tree.put(IN_PLACE, HALF)
     publish, rounds = Uploader.upload, list[int]()
 
@@ -409,7 +409,7 @@ def rename(root: Path) -> None:
 
 
 def exchange(root: Path) -> None:
-    """By way of a name that leads elsewhere from now on."""
+    """By a name that leads elsewhere from now on."""
     other = root.with_name("link")
     other.symlink_to(root.with_name("new"))
     other.replace(root)
@@ -453,7 +453,7 @@ def test_a_folder_that_a_job_chooses_while_it_runs_is_looked_into(
 def test_trouble_with_looking_is_told_once_and_does_not_end_it(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where memory is short for a while."""
+    """For example, where memory is short for a while."""
     live = start(every=SOON)
     node.tree.wrapper("one")
     until(lambda: files(node) == 1)
@@ -513,7 +513,7 @@ def test_if_the_thread_has_died_who_asks_commits(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, is_last: bool
 ) -> None:
     def die() -> None:
-        raise SystemExit  # which ends a thread without a word
+        raise SystemExit  # which ends a thread silently
 
     live = start(settle=NEVER)
     node.tree.wrapper("one")
@@ -553,7 +553,7 @@ def test_who_asks_as_the_thread_dies_has_what_there_is_published(
 
 
 def may_raise_priorities() -> bool:
-    """Tried in a child, which has one of its own."""
+    """Tried in a child, which has a priority of its own."""
     lowered = "import os; os.nice(5); os.setpriority(os.PRIO_PROCESS, 0, 0)"
     return subprocess.run([sys.executable, "-c", lowered], capture_output=True, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Whatever starts and ends a process, what it compiled is published at its end, and what it holds is given up."""
+"""However a process starts and ends, what it compiled is published at its end, and what it holds is given up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def watch(folder: Path) -> None:
-    """It is not stopped."""
+    """The watch is not stopped."""
     kstore.restore(KEY, **settings(folder))
     kstore.watch(KEY, settle=3600, every=3600, **settings(folder))
     Tree(folder / "worker").kernel()

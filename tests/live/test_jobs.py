@@ -31,11 +31,11 @@ LATE: dict[str, Any] = {"settle": 3600, "every": 3600}
 
 
 class Failure(Exception):
-    """Of the warm-up."""
+    """A failure of the warm-up."""
 
 
 class Place:
-    """A store, a cache root, and what is published of it."""
+    """A store, a cache root, and how much of the root is published."""
 
     def __init__(self, folder: Path) -> None:
         self.tree = Tree(folder / "root")
@@ -44,7 +44,7 @@ class Place:
         }  # fmt: skip
 
     def published(self) -> int:
-        """How many files."""
+        """How many files are published."""
         store = kstore.Store(self.settings["store"], gpu=GPU, environment=ENVIRONMENT)
         ref = store.newest(store.scope(KEY))
         return ref.files if ref else 0
@@ -191,7 +191,7 @@ def test_nothing_is_imported_while_a_job_may_fork(place: Place, monkeypatch: pyt
 
 @pytest.mark.parametrize("live", [False, True])
 def test_nothing_is_imported_by_a_thread_once_the_block_has_begun(place: Place, live: bool) -> None:
-    """It would wait for ever for who is told to end in the middle of an import of his."""
+    """The thread would wait for ever for a job that is told to end in the middle of an import."""
     program = START + (
         "import _imp, threading\n"
         "class Noting:\n"
@@ -260,7 +260,7 @@ def test_a_body_that_is_interrupted_has_the_grace_period(
 def test_a_watch_whose_beginning_is_interrupted_leaves_no_thread_behind(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C, which is blocked while the thread starts, and comes when it has."""
+    """By Ctrl-C, which is blocked while the thread starts, and arrives once it has started."""
 
     def start(thread: threading.Thread) -> None:
         thread.start()
@@ -450,7 +450,7 @@ def test_a_job_that_is_told_to_end_while_it_imports_publishes(place: Place, live
 def test_a_signal_that_comes_at_the_end_of_a_watch_waits_for_nothing_that_waits_for_it(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At whichever line it comes."""
+    """On whichever line it arrives."""
     waiting = ("kstore/deadline.py", "kstore/live/commits.py")
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -464,7 +464,7 @@ def test_a_signal_that_comes_at_the_end_of_a_watch_waits_for_nothing_that_waits_
 
 
 def _stop_with_signal_at(line: int, place: Place, files: Sequence[str]) -> bool:
-    """Whether so many lines of these files are run there."""
+    """Whether this many lines of these files are run in that block."""
     left = line
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -566,7 +566,7 @@ def test_a_handler_of_the_jobs_own_is_called_after_it(place: Place) -> None:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_job_that_is_told_to_end_while_it_writes_its_log_publishes(place: Place, live: bool) -> None:
-    """It holds the lock of its log, in which threads of kstore's have something to say."""
+    """It holds the lock of its log while threads of kstore's have something to log."""
     code, _, err = end(start(LOGGING.replace("LIVE", str(live)), place))
 
     assert (code, place.published()) == (-signal.SIGTERM, 1)
@@ -575,7 +575,7 @@ def test_a_job_that_is_told_to_end_while_it_writes_its_log_publishes(place: Plac
 
 @pytest.mark.parametrize("where", ["", "kstore"])
 def test_what_threads_log_meanwhile_waits_for_no_lock(where: str) -> None:
-    """Whichever logger they log to: some are made only when a commit needs them."""
+    """Whichever logger they log to: some loggers are made only when a commit needs them."""
     told, own = io.StringIO(), logging.getLogger("a.job")
     log, handler = logging.getLogger(where), logging.StreamHandler(told)
     thread = threading.Thread(target=logging.getLogger("kstore.made_just_now").error, args=("a thread's",), daemon=True)
@@ -639,7 +639,7 @@ def test_a_job_that_goes_on_nevertheless_publishes_the_rest_at_its_end(place: Pl
 def test_a_handler_that_the_job_installs_in_the_block_and_calls_ours_decides_whether_it_ends(
     place: Place, live: bool
 ) -> None:
-    """As Lightning's trainer does: it takes what is there for another handler, and would not call a default."""
+    """As Lightning's trainer does: it takes what is installed for another handler, and would not call a default."""
     code, _, err = end(start(CHAINED.replace("LIVE", str(live)), place))
 
     assert (code, err) == (0, "")

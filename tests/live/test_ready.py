@@ -23,7 +23,7 @@ REPORT = CommitReport(CommitStatus.COMMITTED, "my/v1")
 
 
 class Server(ThreadingHTTPServer):
-    """One that answers as a test says."""
+    """A server that answers as a test says."""
 
     daemon_threads = True
     status: int | None = 503
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.status = 200
 
     def log_message(self, *what: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

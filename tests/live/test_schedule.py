@@ -1,4 +1,4 @@
-"""When a cache root is uploaded from and published, told by a clock of the test's own."""
+"""When a cache root is uploaded from and published, by a clock of the test's own."""
 
 from __future__ import annotations
 

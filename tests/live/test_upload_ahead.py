@@ -1,4 +1,4 @@
-"""What is uploaded ahead may be published later, by the rules by which a commit relies on what it finds."""
+"""What is uploaded ahead may be published later, by the rules by which a commit relies on blobs that it finds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_there_already_is_not_uploaded_again(node: Node) -> None:
 
 
 def test_the_ref_names_every_pack_that_its_blobs_are_in(node: Node) -> None:
-    """Or gc would delete them."""
+    """Otherwise gc would delete them."""
     node.store.upload_ahead(KEY)
     node.commit()
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_what_gc_condemned_meanwhile_is_uploaded_again(node: Node, tmp_path: Pat
 
 
 def test_what_gc_deleted_meanwhile_is_uploaded_again(node: Node, tmp_path: Path) -> None:
-    """It is on no list any more."""
+    """It is not on any list any more."""
     node.store.upload_ahead(KEY)
     ahead = stored(node)
     collect_fully(node, keep=1)

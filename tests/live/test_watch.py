@@ -1,4 +1,4 @@
-"""What is told of changes below a folder, and when that can no longer be relied on."""
+"""What a watch reports of changes below a folder, and when it can no longer be relied on."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PATIENCE = 60
 
 
 class Ears:
-    """What a watch tells."""
+    """What a watch reports."""
 
     def __init__(self, *folders: Path) -> None:
         self.changes: SimpleQueue[str] = SimpleQueue()
         self.watch = FolderWatch(map(str, folders), lambda: self.changes.put("changed"))
 
     def hears_of(self, path: Path) -> bool:
-        """Whether a file that is made there is noticed."""
+        """Whether a file that is made at this path is noticed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("compiled")
         return self.changes.get(timeout=PATIENCE) == "changed"
 
     def forget(self) -> None:
-        """Until nothing more comes."""
+        """Wait until nothing more is reported."""
         while True:
             try:
                 self.changes.get(timeout=1)
@@ -145,7 +145,7 @@ except Exception as error: print(type(error).__name__, error)
 
 
 def test_the_kernels_limit_is_noticed(tmp_path: Path) -> None:
-    """In a user namespace of its own, which may have a lower one."""
+    """In a user namespace of its own, which may have a lower limit."""
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", FEW_WATCHES, str(tmp_path)]
     if subprocess.run([*command[:3], "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespace can be made here")

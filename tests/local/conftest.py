@@ -15,7 +15,7 @@ from tests.trees import Node, shared_object
 
 @pytest.fixture
 def builder(tmp_path: Path, layout: str) -> Node:
-    """Has published what is linked, what is relocated, and what is changed in place."""
+    """A worker that has published linked files, relocated files, and files that are changed in place."""
     node = Node(tmp_path, "builder", layout=layout)
     node.tree.wrapper()
     node.tree.graph()
@@ -29,7 +29,7 @@ def builder(tmp_path: Path, layout: str) -> Node:
 
 @pytest.fixture
 def node(builder: Node, tmp_path: Path, layout: str) -> Node:
-    """Has restored, just now, what a module's `builder` has published."""
+    """A worker that has just restored what a module's `builder` has published."""
     node = Node(tmp_path, layout=layout)
     assert node.restore().status is RestoreStatus.RESTORED
     return node
@@ -37,7 +37,7 @@ def node(builder: Node, tmp_path: Path, layout: str) -> Node:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """The scans that were made, since the fixtures before it."""
+    """The scans made since the fixtures before this one."""
     made: list[Worker] = []
     scan = Worker.scan
 

@@ -1,4 +1,4 @@
-"""What holds of every root in which nothing moves, whoever has noted that."""
+"""What holds for every root in which nothing moves, whoever has noted that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_lock(node: Node) -> None:
 
 
 def leave_half(node: Node) -> None:
-    """As a compiler does that is killed."""
+    """As a killed compiler does."""
     node.tree.put("inductor/x.tmp", b"half")
 
 
@@ -24,7 +24,7 @@ IGNORED = [make_lock, leave_half]
 
 
 class StillConformance:
-    """A module's `node` has a root of which all is published."""
+    """A module's `node` has a root that is published completely."""
 
     def test_where_nothing_moves_nothing_is_scanned(self, node: Node, scans: list[Worker]) -> None:
         newest = node.newest()

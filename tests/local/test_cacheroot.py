@@ -56,7 +56,7 @@ def test_a_claim_is_never_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_is_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
-    """Anybody may make one in /tmp."""
+    """Anybody may make a pipe in /tmp."""
     folder = tmp_path / "kstore/env"
     claim_root(folder, owner("one"))
     os.mkfifo(folder / "1.json")
@@ -70,7 +70,7 @@ def test_a_folder_that_nobody_claimed_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_process_keeps_its_root_when_the_claim_has_gone(tmp_path: Path) -> None:
-    """As files in /tmp do that nobody has read for long."""
+    """As happens to files in /tmp that nobody has read for long."""
     folder = tmp_path / "kstore/env"
     root = claim_root(folder, owner("one"))
     (folder / "0.json").unlink()
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_says_what_to_do(tmp_path:
 
 
 def test_what_keeps_a_root_from_being_written_is_named(tmp_path: Path) -> None:
-    """A process that may write no large files is no full disk."""
+    """A process that may write no large files does not mean a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:

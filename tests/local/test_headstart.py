@@ -35,7 +35,7 @@ class Noted(NamedTuple):
 
 
 class AllBegun(list[Noted]):
-    """That of all restores."""
+    """What all restores go on from."""
 
     @property
     def linked(self) -> set[str]:
@@ -73,7 +73,7 @@ def builder(tmp_path: Path, layout: str) -> Node:
 
 @pytest.fixture
 def linkable(tmp_path: Path) -> Node:
-    """One whose blobs are loose."""
+    """A worker of a store whose blobs are loose."""
     return filled(tmp_path, "loose")
 
 
@@ -82,7 +82,7 @@ def stages(node: Node) -> list[str]:
 
 
 def publish_files(node: Node, files: Files, generation: int, hosts: dict[str, Files] | None = None) -> None:
-    """As the newest generation, whatever a commit would say of it."""
+    """Publish them as the newest generation, whatever a commit would say about them."""
     data = Manifest(files, hosts or {}).dump()
     node.store.create()
     node.store.storage.blobs.loose.put_many([(digest_of(data), data)])
@@ -157,7 +157,7 @@ CLIMBING = ["../x", "../../../x", "../../../folder/x", "inductor/../../../../x",
 @pytest.mark.parametrize("path", CLIMBING)
 @pytest.mark.parametrize("before", [0, 5000])
 def test_what_leads_out_of_the_root_is_neither_made_nor_linked(tmp_path: Path, path: str, before: int) -> None:
-    """Nor is anything where it comes late: of what was begun nothing is kept."""
+    """Where such a path comes late, nothing else is placed either: nothing that was begun is kept."""
     node = Node(tmp_path, "victim")
     evil = stored(node, b"evil")
     many = {f"!/{number}/x": evil for number in range(before)}
@@ -185,7 +185,7 @@ def test_a_blob_that_was_altered_is_not_linked(linkable: Node, begun: AllBegun, 
 def test_what_is_not_linked_at_once_comes_another_way(
     linkable: Node, begun: AllBegun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A blob may have lost its stamp alone: it is read then, and linked."""
+    """Perhaps only a blob's stamp is missing: then it is read, and linked."""
     monkeypatch.setattr("kstore.local.headstart.link_rows", lambda paths, *rest, **flags: [errno.EMLINK] * len(paths))
     node = Node(tmp_path)
     report = node.restore()
@@ -210,7 +210,7 @@ def test_where_nothing_can_be_linked_all_is_copied(
 
 @pytest.mark.parametrize("flags", [Flag.LINK, Flag.LINK | Flag.GROUP])
 def test_what_is_of_this_host_takes_the_place_of_what_is_of_any(tmp_path: Path, host: Host, flags: Flag) -> None:
-    """No commit publishes both. What was linked for the other one must not be taken for it."""
+    """No commit publishes both. The link made for the one for any host must not be taken for this host's file."""
     node, unit = Node(tmp_path), 2 * bool(flags & Flag.GROUP)
     of_any, of_host = stored(node, b"of any host", flags, unit), stored(node, b"of this host", flags | Flag.HOST, unit)
     files = {"triton/K/both": of_any, "triton/K/other": of_any, "triton/L/third": of_any}
@@ -246,7 +246,7 @@ def test_a_root_that_is_full_says_so(
 
 
 def test_what_was_dropped_takes_nothing_more(tmp_path: Path) -> None:
-    """Who parses a manifest may not know yet that nobody waits for it."""
+    """The thread that parses a manifest may not know yet that nobody waits for it any more."""
     node = Node(tmp_path)
     node.restore()
     state = node.tree.state()

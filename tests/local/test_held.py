@@ -1,4 +1,4 @@
-"""Whether somebody is at work on a local file or folder."""
+"""Whether another process is at work on a local file or folder."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ SECOND = 1_000_000_000
     ],
 )
 def test_a_time_is_trusted_once_it_has_passed(age_ns: int, fine: bool, settled: bool) -> None:
-    """Whole milliseconds look like a filesystem that ticks every second or two."""
+    """Whole milliseconds look like a filesystem whose clock ticks every second or two."""
     mtime_ns = 1_700_000_000 * SECOND + (1 if fine else 0)
     assert is_settled(mtime_ns, mtime_ns + age_ns) is settled
 

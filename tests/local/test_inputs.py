@@ -1,4 +1,4 @@
-"""What ninja built is used only beside the sources and headers that it was built from."""
+"""What ninja built is used only together with the sources and headers that it was built from."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Release:
         back_date(path, age)
 
     def build(self, node: Node) -> bool:
-        """Whether ninja had anything to do; what torch does when the extension is loaded."""
+        """Returns whether ninja had anything to do; this is what torch does when it loads the extension."""
         folder = node.tree.root / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         text = BUILD.replace("SOURCE", str(self.source).replace(" ", "$ "))
@@ -81,7 +81,7 @@ def node(tmp_path: Path, release: Release, layout: str) -> Node:
     """A worker that has published what it built."""
     node = Node(tmp_path, layout=layout)
     assert release.build(node)
-    for file in (node.tree.root / FOLDER).iterdir():  # What has just been written is read once more by the next commit.
+    for file in (node.tree.root / FOLDER).iterdir():  # The next commit reads new files once more.
         back_date(file, 60)
     assert node.commit().new_files == 5
     return node
@@ -117,7 +117,7 @@ def test_a_worker_with_other_ones_builds_anew_though_they_are_older(
 def test_sources_are_known_also_where_the_compiler_tells_of_no_headers(
     tmp_path: Path, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch has it for ROCm."""
+    """As torch configures it for ROCm."""
     monkeypatch.setattr("tests.local.test_inputs.BUILD", BUILD.replace("  deps = gcc\n", ""))
     node, other = Node(tmp_path), Node(tmp_path, "other")
     release.build(node)
@@ -139,7 +139,7 @@ def test_what_was_built_is_not_taken_for_that_of_sources_that_came_later(
 ) -> None:
     """A root may outlive the image that its worker started from."""
     release.say("3")
-    (node.tree.root / FOLDER / "lock").touch()  # Torch's; the folder has changed with it.
+    (node.tree.root / FOLDER / "lock").touch()  # torch's lock; it changes the folder
     (node.tree.root / FOLDER / "lock").unlink()
     assert node.commit().status is CommitStatus.UNCHANGED
     other.restore()
@@ -209,7 +209,7 @@ def test_a_pipe_in_the_place_of_a_source_holds_nobody_up(release: Release, node:
 def test_what_is_built_beside_its_source_is_used_also_where_a_link_leads_to_it(
     tmp_path: Path, release: Release
 ) -> None:
-    """TVM FFI names its sources without links."""
+    """TVM FFI names its sources without resolving links."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
     node = Node(tmp_path, "link/node")
@@ -286,7 +286,7 @@ def test_a_source_that_is_restored_too_counts_as_it_will_be(tmp_path: Path, rele
 
 
 def test_a_source_that_is_restored_with_other_content_is_another(tmp_path: Path, release: Release) -> None:
-    """One worker has published it, and another what it has built from its own."""
+    """One worker has published the source, and another what it built from its own source."""
     node = Node(tmp_path)
     release.source = node.tree.root / "extensions/generated/twice.c"
     release.source.parent.mkdir(parents=True)
@@ -303,7 +303,7 @@ def test_a_source_that_is_restored_with_other_content_is_another(tmp_path: Path,
 
 
 def test_what_was_built_of_a_source_that_has_gone_waits(tmp_path: Path, release: Release) -> None:
-    """Of a source that is unpacked for each build, and removed after it, nobody could tell that it is another one."""
+    """If a source is unpacked for each build and removed after it, nobody could tell whether it is another source."""
     node = Node(tmp_path)
     release.build(node)
     release.source.unlink()

@@ -103,7 +103,7 @@ def test_what_a_copy_would_not_survive_either_is_raised(
 def test_of_many_files_only_those_in_trouble_are_copied(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: LinkMode, failing: int
 ) -> None:
-    """Each target exists exactly if it was linked."""
+    """Each target exists if and only if it was linked."""
     refuse_clones(monkeypatch, errno.EOPNOTSUPP)
     targets = [tmp_path / f"target{number}" for number in range(10)]
     real = os.link
@@ -174,7 +174,7 @@ def test_a_failed_clone_that_somebody_has_removed_is_none(
 def test_a_clone_has_the_mode_asked_for_and_the_blobs_time(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the filesystem cannot clone, an ioctl that claims to have done so shows what is done about it."""
+    """Where the filesystem cannot clone, an ioctl that claims to have cloned shows what kstore does then."""
     monkeypatch.setattr(fcntl, "ioctl", lambda *arguments: 0)
     assert link(Linker(), blob, tmp_path / "target", 0o600) is LinkMode.REFLINK
     status = (tmp_path / "target").stat()
@@ -208,7 +208,7 @@ def test_a_blob_that_was_altered_in_place_is_not_linked(
 def test_a_blob_that_lost_its_stamp_is_linked_once_it_was_read(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: LinkMode
 ) -> None:
-    """Copied stores, and filesystems whose times are coarse. Those beside it are linked too."""
+    """For example in copied stores, and on filesystems with coarse times. Blobs beside it are linked as well."""
     monkeypatch.setattr(fcntl, "ioctl", lambda *arguments: 0)
     stamped = tmp_path / "stamped"
     stamped.write_bytes(blob.read_bytes())

@@ -50,7 +50,7 @@ class Place:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
     def place(self, wanted: Files) -> Placed:
-        root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # What is there is older than a clock's tick.
+        root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # Existing files are older than a clock's tick.
         placer = Placer(
             root, self.state, self.blobs, Linker(), Progress(), Waiting(),
             lists=lambda path: False, below=tuple, begun=None,
@@ -120,7 +120,7 @@ def refuse_to_move(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> 
 
 
 def test_a_group_that_cannot_be_moved_aside_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container, whose overlay moves no folder that came with its image."""
+    """For example in a container, whose overlay moves no folder that came with its image."""
     place.tree.put("triton/K/leftover", b"of another writer")
     refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EXDEV)
     place.place(place.kernel("K", "ptx", "cubin"))
@@ -164,7 +164,7 @@ def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
 def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the first look at a pack fails, and folders are made slowly."""
+    """For example, where the first look at a pack fails, and folders are made slowly."""
     place, written = Place(tmp_path, Layout.PACKED), threading.Event()
     wanted = place.kernel("K", "ptx", "cubin")
     write_each = Writer.write
@@ -174,7 +174,7 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
         return write_each(writer, paths, contents)
 
     def make_late(paths: Sequence[str]) -> None:
-        written.wait(0.5)  # It is not: who writes waits.
+        written.wait(0.5)  # It is not set: the writer waits.
         make_folders(paths)
 
     monkeypatch.setattr(place.blobs, "parts", lambda *asked: ())
@@ -186,7 +186,7 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
 def test_what_cannot_be_written_with_the_others_is_written_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where other threads have all descriptors: who writes single files waits until they have closed theirs."""
+    """Where other threads hold all descriptors, the writer of single files waits until they have closed theirs."""
     place = Place(tmp_path, Layout.PACKED)
     wanted = {**place.kernel("K", "ptx", "cubin"), "inductor/ab/c.py": place.store(b"code")}
     monkeypatch.setattr("kstore.local.write.write_rows", lambda *asked, **also: 0)
@@ -198,7 +198,7 @@ def test_what_cannot_be_written_with_the_others_is_written_by_itself(
 
 
 def test_what_interrupts_the_making_of_folders_ends_the_restore(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one artifact too, whose own folders are made before it is tried how it can come."""
+    """Also for one artifact, whose own folders are made before it is tried how it can be placed."""
 
     def make_unless_in_a_thread(paths: Sequence[str]) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -211,7 +211,7 @@ def test_what_interrupts_the_making_of_folders_ends_the_restore(place: Place, mo
 
 
 def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `verify --repair` and gc move one aside."""
+    """As `verify --repair` and gc move a blob aside."""
     place = Place(tmp_path, Layout.LOOSE)
     wanted = place.kernel("K", "ptx", "cubin") | place.kernel("L", "ptx", "cubin")
     (blob,) = tmp_path.glob(f"store/blobs/*/{wanted['triton/K/cubin'].digest.hex()}")
@@ -243,7 +243,7 @@ def test_a_blob_that_is_missing_does_not_touch_the_group_that_is_there(place: Pl
 
 
 def test_no_folder_is_left_of_a_group_that_has_lost_a_file(place: Place) -> None:
-    """Neither in a root that is fresh nor in one where the rest goes beside what is there."""
+    """Neither in a fresh root nor in one where the rest is placed beside existing files."""
     lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(LINK | GROUP), 2)
     for name in ("first", "second"):
         place.place(place.kernel(name, "ptx") | {f"triton/broken/{name}": lost, f"inductor/{name}/c.py": lost})
@@ -335,7 +335,7 @@ def test_a_restore_from_which_nothing_is_left_to_place_says_why(place: Place) ->
 
 
 def put_a_socket(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(blob.parent)  # its name would be too long
+    monkeypatch.chdir(blob.parent)  # otherwise its name would be too long
     blob.unlink()
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(blob.name)
@@ -354,7 +354,7 @@ def remove(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_blob_that_cannot_be_looked_at_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path, pytest.MonkeyPatch], None]
 ) -> None:
-    """Also the first one, by which it is found out how files can be linked."""
+    """Also the first blob, with which it is found out how files can be linked."""
     place = Place(tmp_path, Layout.LOOSE)
     bad, good = place.store(b"bad"), place.store(b"good")
     damage(Path(blob_path(str(place.blobs.loose.folder), bad.digest)), monkeypatch)

@@ -1,4 +1,4 @@
-"""A restore of what is there already asks for times only, and brings back whatever has gone all the same."""
+"""A restore of what already exists asks only for times, and still brings back whatever is gone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def everything(root: Path) -> None:
 
 
 def all_files_of_a_folder(root: Path) -> None:
-    """What stays in it is ignored."""
+    """The file that stays in it is ignored."""
     (root / "inductor/ab/x.cu").unlink()
     (root / "inductor/ab/x.tmp").write_bytes(b"")
 
@@ -135,7 +135,7 @@ def test_who_asks_for_a_generation_gets_that(node: Node, builder: Node) -> None:
 
 
 def test_after_a_commit_of_its_own_the_root_is_scanned(node: Node, scans: list[Worker]) -> None:
-    """It may lack what was merged."""
+    """The root may lack what was merged."""
     node.tree.kernel("two")
     node.commit()
     scans.clear()
@@ -156,7 +156,7 @@ def test_what_had_gone_when_a_commit_found_nothing_new_is_brought_back(node: Nod
 def test_with_another_compiler_what_was_built_by_the_one_before_is_taken_out(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that is seen of the host without asking it tells of that."""
+    """Nothing shows this that is seen of the host without asking the compiler."""
     monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
     node.restore()
     assert not node.tree.has("inductor/so/c.so")
@@ -165,7 +165,7 @@ def test_with_another_compiler_what_was_built_by_the_one_before_is_taken_out(
 def test_on_another_host_the_root_is_scanned(
     builder: Node, tmp_path: Path, layout: str, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (builder.tree.root / "inductor/so/c.so").unlink()  # Of a key without anything of a host's none is known.
+    (builder.tree.root / "inductor/so/c.so").unlink()  # For a key without host-bound files no host is known.
     builder.store.forget(KEY)
     builder.commit("portable")
     node = Node(tmp_path, layout=layout)
@@ -244,8 +244,8 @@ def test_times_that_are_cut_short_are_looked_at_no_more(node: Node, scans: list[
 
 
 def empty_all(node: Node) -> None:
-    """As power that fails leaves what was written just before: names and times are there. What is changed in place is
-    the job's own, whatever it holds.
+    """As a power failure leaves what was written just before: names and times are right. What is changed in place
+    belongs to the job, whatever it holds.
     """
     for path in contents(node.tree.root).keys() - {"inductor/ab/x.cu", "inductor/cache/system"}:
         file = node.tree.root / path

@@ -128,7 +128,7 @@ def test_a_kernel_that_is_being_written_is_busy(tree: Tree, name: str) -> None:
 def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process compiles it too, and replaces file by file: two writers' files are never mixed."""
+    """Another process compiles it too, and replaces file by file: files of two writers are never mixed."""
     kernel, wrapper = tree.kernel(), tree.wrapper()
 
     def replace(path: str) -> None:
@@ -216,7 +216,7 @@ def test_no_cut_of_a_shared_object_is_taken_for_whole() -> None:
             check_whole_object(whole[:length])
 
 
-# ---- What is no plain file
+# ---- What is not a plain file
 
 
 def test_empty_files_are_left_out(tree: Tree) -> None:
@@ -272,7 +272,7 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
 
 
 def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
-    """As systemd-tmpfiles leaves it when it has removed a file for its age."""
+    """As systemd-tmpfiles leaves it after it has removed a file because of its age."""
     wrapper, cubin = tree.wrapper(), f"{tree.kernel()}/k.cubin"
     time.sleep(TICK)
     first = tree.scan()
@@ -287,7 +287,7 @@ def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
 
 
 def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that comes in the tick of the clock in which its folder was listed leaves the same times on it."""
+    """A file that comes in the same clock tick in which its folder was listed leaves the same times on the folder."""
     path = tree.put("inductor/ab/c.best_config", b"young", age=0)
     time_ns = time.time_ns
 
@@ -319,7 +319,7 @@ def test_a_changed_file_is_read_again(tree: Tree, change: str) -> None:
 
 
 def test_a_young_file_is_read_again(tree: Tree) -> None:
-    """A change within the same tick of the clock leaves the same time on it."""
+    """A change within the same clock tick leaves the same time on it."""
     path = tree.put("inductor/ab/c.best_config", b"old", age=-10)
     status = (tree.root / path).stat()
     index = tree.scan().index
@@ -343,7 +343,7 @@ def test_a_component_elsewhere_is_scanned_there(tree: Tree, tmp_path: Path) -> N
 
 
 def test_a_kernel_that_loses_a_file_after_it_was_indexed_is_left_out(tmp_path: Path) -> None:
-    """Its `__grp__` file is known to the index, so what it promises is not looked at again."""
+    """The index knows its `__grp__` file, so the files that it promises are not looked for again."""
     tree = Tree(tmp_path / "root")
     kernel = tree.kernel()
     index = tree.scan().index
@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_be_looked_at_is_named(tree: Tree, monkeypatch: pyt
 
 
 def test_a_scan_of_a_roots_own_folders_does_not_look_at_the_store(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hang, and what another host has built must be taken out all the same."""
+    """The store may hang, and files that another host has built must be taken out all the same."""
     wrapper, root = tree.wrapper(), tree.cacheroot()
     monkeypatch.setattr(os.path, "realpath", None)
     found = scan.scan(root, load_table(), Index(), dict, stores=["/mnt/hangs/kstore"])
@@ -412,7 +412,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_known_to_be_there(
 
 
 def test_of_any_number_of_folders_all_are_found(tree: Tree) -> None:
-    """More than are listed in one go, and some in each other."""
+    """More folders than are listed in one go, and some inside others."""
     kernels = [tree.kernel(f"K{number:04}") for number in range(600)]
     wrappers = [tree.put(f"inductor/{number % 300:03}/{number}/c.py", b"x = 1") for number in range(600)]
     first = tree.scan()

@@ -74,7 +74,7 @@ def test_damage_is_as_if_it_had_never_been_written(root: CacheRoot, state: State
 
 
 def test_a_base_without_its_ref_is_none(root: CacheRoot, state: StateFolder) -> None:
-    """Killed between the two writes."""
+    """The process was killed between the two writes."""
     state.save_base(base(), DECLINED, host="a", synced=True)
     assert damaged(root, "base", Manifest().dump()).base is None
 
@@ -133,7 +133,7 @@ def test_whoever_holds_the_root_sweeps_what_a_killed_restore_left(root: CacheRoo
 def test_what_a_killed_restore_left_in_a_component_elsewhere_is_swept_a_day_later(
     tmp_path: Path, is_alone: bool
 ) -> None:
-    """Workers of other hosts may restore to it at this moment."""
+    """Workers of other hosts may be restoring to it at this moment."""
     elsewhere = tmp_path / "elsewhere"
     state = StateFolder(CacheRoot(str(tmp_path / "root"), {"triton": str(elsewhere)}, {}), "rules")
     left, at_work = (elsewhere / ".kstore" / f"stage-{name}" for name in ("left", "at-work"))

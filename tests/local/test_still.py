@@ -1,4 +1,4 @@
-"""A commit that asks for times only finds every change all the same."""
+"""A commit that asks only for times still finds every change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def node(tmp_path: Path, host: object) -> Node:
-    """A worker whose cache root was committed, and found to be still."""
+    """A worker whose cache root was committed and then found to be still."""
     node = Node(tmp_path)
     node.restore()
     node.tree.wrapper()
@@ -42,7 +42,7 @@ def node(tmp_path: Path, host: object) -> Node:
 
 
 class TestStill(StillConformance):
-    """After a commit."""
+    """The tests of stillness after a commit."""
 
 
 def test_where_nothing_moves_nobody_waits_for_who_has_the_root(node: Node) -> None:
@@ -160,7 +160,7 @@ def test_what_was_quarantined_of_other_keys_is_looked_at_once(
 ) -> None:
     set_aside_blob(node.store.storage.backend, digest_of(b"of another key"))
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.operations.merging.merge", None)  # Nor is that one merged.
+        patch.setattr("kstore.operations.merging.merge", None)  # It is not merged either.
         assert node.commit().status is CommitStatus.UNCHANGED
     assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
     assert len(scans) == 1

@@ -1,4 +1,4 @@
-"""The first commit after a restore into an empty root asks for times only, and finds every change all the same."""
+"""The first commit after a restore into an empty root asks only for times, and still finds every change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 class TestStillPlaced(StillConformance):
-    """After a restore."""
+    """The tests of stillness after a restore."""
 
 
 @pytest.mark.parametrize("make", IGNORED)
@@ -150,7 +150,7 @@ def test_a_folder_that_is_a_link_now_is_looked_at(node: Node, scans: list[Worker
 def test_where_a_filesystem_keeps_no_such_times_the_root_is_scanned(
     builder: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "stamps", lambda digests: (0 for _ in digests))  # as one that keeps whole seconds
+    monkeypatch.setattr(write, "stamps", lambda digests: (0 for _ in digests))  # as with whole seconds
     monkeypatch.setattr(placed, "is_settled", lambda moment_ns: False)  # nor is the last one over yet
     node = Node(tmp_path, layout=layout)
     node.restore()

@@ -1,4 +1,4 @@
-"""What a restore placed is known by the time of its folders, until somebody touches them."""
+"""What a restore placed is known by its folders' times, until somebody touches them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("host")
 
 @pytest.fixture
 def builder(tmp_path: Path, layout: str) -> Node:
-    """Has published two kernels, a module and a graph."""
+    """A worker that has published two kernels, a module and a graph."""
     node = Node(tmp_path, "builder", layout=layout)
     for name in ("one", "two"):
         node.tree.kernel(name)
@@ -40,7 +40,7 @@ def builder(tmp_path: Path, layout: str) -> Node:
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that are read, as they are; but for one that a restore makes for a compiler."""
+    """The folders that are read, except one that a restore makes for a compiler."""
     found: list[str] = []
 
     def list_noting(folders: Sequence[str]) -> list[Listing]:
@@ -70,7 +70,7 @@ def test_only_the_folders_that_changed_are_read(node: Node, listed: list[str]) -
 
 
 def test_locks_that_a_compiler_makes_cost_one_folder(node: Node, listed: list[str]) -> None:
-    """Who remembers of the restore no more than its mark."""
+    """Where nothing but the mark of the restore is remembered."""
     for still in (node.tree.root / ".kstore").glob("still-*"):
         still.unlink()
     node.tree.put("inductor/locks/c.lock", b"")
@@ -102,7 +102,7 @@ def test_a_change_below_is_committed(change: Change, node: Node, tmp_path: Path)
 def test_what_was_taken_away_is_restored(what: str, node: Node, builder: Node) -> None:
     path = next(node.tree.root.glob(what))
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    time.sleep(0.02)  # until the clock of files goes on
+    time.sleep(0.02)  # until the clock of file times advances
     assert node.restore().placed > 0
     assert contents(node.tree.root).keys() >= contents(builder.tree.root).keys() - contents_of_state(builder)
     assert node.commit().status is CommitStatus.UNCHANGED
@@ -113,7 +113,7 @@ def contents_of_state(node: Node) -> set[str]:
 
 
 def test_what_others_add_to_a_folder_is_restored_after_a_commit(node: Node, builder: Node, tmp_path: Path) -> None:
-    """The commit's generation has it, and the folder has its time still."""
+    """The commit's generation has it, and the folder still has its old time."""
     kernel = next(path for path in node.published() if path.startswith("triton/")).rpartition("/")[0]
     add_one(builder.tree, kernel)
     builder.commit()
@@ -180,7 +180,7 @@ def test_files_that_are_changed_in_place_are_looked_at(tmp_path: Path, layout: s
 
 @pytest.mark.parametrize("restores", [1, 2])
 def test_a_time_that_was_set_back_is_not_believed(restores: int, node: Node) -> None:
-    """systemd-tmpfiles does so when it has removed a file for its age."""
+    """systemd-tmpfiles sets it back after it has removed a file because of its age."""
     for _ in range(1, restores):
         node.restore()
     path = clean(node)
@@ -189,7 +189,7 @@ def test_a_time_that_was_set_back_is_not_believed(restores: int, node: Node) -> 
 
 
 def clean(node: Node) -> Path:
-    """Take a file away, and set the time of its folder back."""
+    """Remove a file, and set its folder's time back."""
     path = next(node.tree.root.glob("triton/*/k.cubin"))
     before = path.parent.stat()
     path.unlink()
@@ -198,7 +198,7 @@ def clean(node: Node) -> Path:
 
 
 def test_what_was_taken_away_after_a_commit_is_restored_though_the_time_was_set_back(builder: Node) -> None:
-    """There it is the index that vouches for the folder."""
+    """Here it is the index that vouches for the folder."""
     time.sleep(TICK)
     builder.commit()
     path = clean(builder)
@@ -207,7 +207,7 @@ def test_what_was_taken_away_after_a_commit_is_restored_though_the_time_was_set_
 
 
 def test_a_group_is_bound_to_a_host_as_a_whole(tmp_path: Path, layout: str) -> None:
-    """Though only a folder in it has changed, and the index knows that one."""
+    """Even if only a folder in it has changed, which the index knows."""
     builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
     kernel = builder.tree.kernel()
     builder.tree.put(f"{kernel}/below/notes", b"any")
@@ -231,7 +231,7 @@ def test_what_an_older_kstore_remembers_is_read(node: Node, caplog: pytest.LogCa
 
 
 def test_under_other_folders_nothing_is_believed(node: Node, listed: list[str]) -> None:
-    """Another component is managed: what the time says was said of others."""
+    """Other components are managed now: what the time says was said about the earlier ones."""
     elsewhere = node.tree.root / "elsewhere"
     node.environ["TRITON_CACHE_DIR"] = str(elsewhere)
     shutil.copytree(node.tree.root / "triton", elsewhere)
