@@ -1,4 +1,4 @@
-"""The ninja that tests build with: that of the test extra, beside the interpreter, or else the system's."""
+"""The ninja that tests build with: the one of the test extra, beside the interpreter, or else the system's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ ENVIRON = os.environ | {"PATH": PATH}
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Skip where ninja, or one of these, is not installed."""
+    """Skip the test if ninja, or one of these programs, is not installed."""
     lacks = [name for name in ("ninja", *programs) if shutil.which(name, path=PATH) is None]
     return pytest.mark.skipif(bool(lacks), reason=f"{' and '.join(lacks)} not installed")

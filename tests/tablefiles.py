@@ -1,4 +1,4 @@
-"""Tables of a few rows as the bytes of a file, and back."""
+"""Tables of a few rows as a file's bytes, and back."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def dump(content: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
 
 
 def dump_as_stored(content: Mapping[str, Mapping[bytes, bytes]]) -> bytes:
-    """The same without a look at the keys: one that begins with 0xff is stored as it is."""
+    """As `dump`, without a check of the keys: a key that begins with 0xff is stored as it is."""
     with patch("kstore.tables._stored", lambda rows: [list(rows)]):
         return dump(content)
 
 
 def long_value(key: bytes, value: bytes) -> bytes:
-    """What a row with a long key has for its value."""
+    """The value of a row with a long key."""
     return len(key).to_bytes(4, "little") + key + value
 
 

@@ -1,4 +1,4 @@
-"""Verify finds files of the local cache root that have other content than was restored, and leaves a worker its own."""
+"""Verify finds files of the local cache root with other content than was restored, and leaves a worker its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def known(host: Host) -> None:
 
 @pytest.fixture
 def builder(layout: str, tmp_path: Path) -> Node:
-    """One who has committed what is copied: executable files, in a group and in none, and the list of a kernel."""
+    """A worker that has committed what is copied: executable files, in a group and in none, and a kernel's list."""
     builder = Node(tmp_path, "builder", layout=layout)
     for path in (LAUNCHER, MODULE):
         builder.tree.put(path, shared_object(), mode=0o755)
@@ -32,7 +32,7 @@ def builder(layout: str, tmp_path: Path) -> Node:
 
 @pytest.fixture
 def worker(builder: Node, layout: str, tmp_path: Path) -> Node:
-    """One who has restored it."""
+    """A worker that has restored it."""
     worker = Node(tmp_path, "worker", layout=layout)
     worker.restore()
     assert worker.store.verify(KEY).ok
@@ -44,12 +44,12 @@ def flipped(data: bytes) -> bytes:
 
 
 def write_into(node: Node, path: str) -> None:
-    """In place, as no compiler does with these."""
+    """In place, as no compiler writes these files."""
     (node.tree.root / path).write_bytes(flipped(node.tree.read(path)))
 
 
 def rot(node: Node, path: str) -> None:
-    """Likewise, and no time tells of it."""
+    """In place, and no time shows it."""
     before = (node.tree.root / path).stat()
     write_into(node, path)
     os.utime(node.tree.root / path, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -90,7 +90,7 @@ def test_what_was_measured_during_a_restore_is_joined_with_what_is_published(
 
 
 def test_measurements_that_are_made_anew_keep_what_is_published(tmp_path: Path) -> None:
-    """Torch reads the file, measures for seconds, and replaces it: of two ranks of a root one's are gone from it."""
+    """Torch reads the file, measures for seconds, and replaces it: if two ranks share a root, one's are lost from it."""
     node = Node(tmp_path)
     node.tree.timings({"one": 1.0})
     node.commit()
@@ -140,7 +140,7 @@ def test_what_a_killed_writer_leaves_of_measurements_is_not_published(tmp_path: 
 
 
 def decline_a_kernel(tmp_path: Path) -> Node:
-    """A worker whose kernel lost to another one's."""
+    """A worker whose kernel lost to another worker's."""
     first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
     first.tree.kernel("one", "of first")
     first.commit()
@@ -186,7 +186,7 @@ def test_nor_is_one_whose_portable_files_are_all_deeper() -> None:
     assert manifest.for_host("host") == bound
 
 
-# ---- News is never taken for none
+# ---- News is never overlooked
 
 
 def test_a_file_that_could_not_be_uploaded_is_offered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

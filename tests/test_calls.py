@@ -28,7 +28,7 @@ Way = Callable[[list[str], list[str], Iterable[Look]], memoryview]
 
 @pytest.fixture(params=[native, plain], ids=["native", "plain"], autouse=True)
 def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way to make the calls does the same."""
+    """Both ways to make the calls behave the same."""
     monkeypatch.setattr(calls, "_calls", request.param)
 
 
@@ -125,7 +125,7 @@ def test_rows_that_cannot_be_linked_say_why(tmp_path: Path) -> None:
 
 
 def test_rows_are_cloned_likewise(tmp_path: Path) -> None:
-    """Nothing can be cloned from one filesystem to another: each says so, and none leaves a file."""
+    """Nothing can be cloned from one filesystem to another: each row says so, and none leaves a file."""
     paths, records = rows(tmp_path / "blobs", 1, 1)
     with TemporaryDirectory(dir="/dev/shm") as memory:
         os.mkdir(f"{memory}/c")
@@ -243,7 +243,7 @@ def test_files_of_known_sizes_are_read(tmp_path: Path) -> None:
     read, statuses = calls.read_each(paths, [*map(len, contents)])
     assert read == contents
     assert statuses == [Status.of(os.stat(path)) for path in paths]
-    assert {os.stat(path).st_atime_ns for path in paths} == {1}  # unnoticed
+    assert {os.stat(path).st_atime_ns for path in paths} == {1}  # no read was noticed
     assert calls.read_each([], []) == ([], [])
 
 
@@ -345,7 +345,7 @@ def test_a_new_file_has_its_bytes_mode_and_time(tmp_path: Path, data: bytes | me
     found = os.stat(stamped)
     assert Path(stamped).read_bytes() == Path(plain_file).read_bytes() == bytes(data)
     assert (stat.S_IMODE(found.st_mode), stat.S_IMODE(os.stat(plain_file).st_mode)) == (0o444, 0o755)
-    # As an access time the stamp would tell of a read.
+    # If the stamp were the access time, it would look like a read.
     assert (found.st_mtime_ns, found.st_atime_ns) == (10**18 + 5, 10**18)
 
 
@@ -358,7 +358,7 @@ def test_a_file_that_is_there_is_not_written(tmp_path: Path) -> None:
 
 
 def needs_nameless(folder: Path) -> None:
-    """Only for who is compiled, where there are files without a name."""
+    """Only for the compiled calls, where there are files without a name."""
     if calls._calls is plain:
         assert calls.publish_first("/", []) == (memoryview(b"").cast("i"), errno.EOPNOTSUPP)
         pytest.skip("plain.py makes no files without a name")
@@ -394,7 +394,7 @@ def test_publishing_ends_with_what_cannot_be(tmp_path: Path) -> None:
 
 
 def test_of_some_files_none_is_published_if_one_cannot_be_written(tmp_path: Path) -> None:
-    """On a disk that is full they leave the room that they took."""
+    """On a full disk they give back the space that they took."""
     needs_nameless(tmp_path)
     sizes = [*range(40), 2000, 1]
     files = [NewFile(str(tmp_path / str(at)), bytes(size), 0o444, None) for at, size in enumerate(sizes)]
@@ -409,13 +409,13 @@ def test_of_some_files_none_is_published_if_one_cannot_be_written(tmp_path: Path
 
 
 def test_as_many_are_published_at_a_time_as_there_are_descriptors(tmp_path: Path) -> None:
-    """In a process of its own, where no thread of another test's has any."""
+    """In a process of its own, where no other test's thread has any descriptors."""
     needs_nameless(tmp_path)
     files = [NewFile(str(tmp_path / str(number)), b"content", 0o444, None) for number in range(20)]
 
     def publish() -> list[tuple[int, int]]:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = [os.dup(0) for _ in range(5)]  # They need not be in a row.
+        lowest = [os.dup(0) for _ in range(5)]  # They need not be consecutive.
         for descriptor in lowest:
             os.close(descriptor)
         found = list[tuple[int, int]]()
@@ -433,7 +433,7 @@ def test_as_many_are_published_at_a_time_as_there_are_descriptors(tmp_path: Path
 
 
 def test_who_is_nobody_may_publish() -> None:
-    """Without the capability that names an open file directly."""
+    """Without the capability to name an open file directly."""
     needs_nameless(Path("/tmp"))
     if os.geteuid():
         pytest.skip("only root can become nobody")
@@ -449,7 +449,7 @@ def test_who_is_nobody_may_publish() -> None:
 
 
 def test_a_file_too_large_for_its_limit_is_an_error(tmp_path: Path) -> None:
-    """The disk that is full looks the same: a write that ends early, and then one that fails."""
+    """A full disk looks the same: a write that ends early, and then one that fails."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 class Failure(Exception):
-    """Of the job."""
+    """A failure of the job."""
 
 
 def published(settings: dict[str, Any]) -> int:
-    """How many files."""
+    """How many files are published."""
     store = kstore.Store(settings["store"], gpu=GPU, environment=ENVIRONMENT)
     ref = store.newest(store.scope(KEY))
     return ref.files if ref else 0
@@ -41,14 +41,14 @@ def software_of(gpu: str, environ: Mapping[str, str]) -> Environment:
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Settings of a worker that finds out its GPU, software and cache root."""
+    """Settings of a worker that detects its GPU, software and cache root."""
     monkeypatch.setattr("kstore.origin.gpu_slug", graphics_of)
     monkeypatch.setattr("kstore.origin.detect_environment", software_of)
     return {"store": tmp_path / "store"}
 
 
 def compile_kernel(name: str = "one") -> None:
-    """Where the variables say."""
+    """Compile into the folder that the variables name."""
     Tree(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent).wrapper(name)
 
 
@@ -135,7 +135,7 @@ def root_of(report: kstore.RestoreReport) -> str:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of compilers that are led elsewhere."""
+    """The warnings about compilers that are led elsewhere."""
     return [line.getMessage() for line in caplog.records if "from now on" in line.getMessage()]
 
 

@@ -1,4 +1,4 @@
-"""Waiting for something that may hang, and what it may do when nobody waits any more."""
+"""Waiting for something that may hang, and what it may do when nobody waits for it any more."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_is_in_time_has_nothing_of_it(is_called_for: bool) -> None:
 
 
 def test_signals_are_blocked_in_threads_of_kstores_and_never_in_the_jobs_first() -> None:
-    """Which is the only one where gevent has patched Python: the job would hear of no signal any more."""
+    """Where gevent has patched Python, that thread is the only one: the job would get no signal any more."""
     masks = [signal.pthread_sigmask(signal.SIG_BLOCK, ())]
 
     def block() -> None:
@@ -157,7 +157,7 @@ def test_signals_are_blocked_in_threads_of_kstores_and_never_in_the_jobs_first()
 
 
 def test_a_handler_that_raises_as_signals_are_blocked_leaves_none_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come right before is handled in the call that blocks them."""
+    """A signal that arrived just before is handled in the call that blocks signals."""
     call, before = signal.pthread_sigmask, signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     def interrupted(how: int, mask: set[int]) -> set[int]:

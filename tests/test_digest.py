@@ -1,4 +1,4 @@
-"""Many digests at once are what the library says of each."""
+"""Digests of many contents at once are those that the library computes one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = [
 
 
 def content(size: int) -> bytes:
-    """Bytes, no two blocks of which are the same."""
+    """Bytes of which no two blocks are the same."""
     return b"".join(number.to_bytes(4, "little") for number in range(size // 4 + 1))[:size]
 
 
@@ -65,7 +65,7 @@ def test_every_length_of_the_first_chunks(wide: Digests) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.binary(max_size=5 * CHUNK), max_size=40))
 def test_any_contents(contents: list[bytes]) -> None:
-    """By whichever way this machine takes."""
+    """In whichever way this machine computes them."""
     assert digests_of(contents) == [digest_of(data) for data in contents]
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_bytes_is_refused_and_let_go_of(wide: Digests) -> None:
     data = bytearray(content(CHUNK))
     with pytest.raises(TypeError):
         wide([data, "text"])  # type: ignore[list-item]
-    data.append(0)  # which is not allowed while anybody looks at its bytes
+    data.append(0)  # which is not allowed while anybody looks at the bytes
 
 
 @pytest.mark.parametrize("lanes", [0, 4, 32])

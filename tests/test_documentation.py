@@ -40,7 +40,7 @@ def name_of(page: Path) -> str:
 
 
 def code_in(text: str) -> list[str]:
-    """Fenced blocks, and the code within lines."""
+    """Fenced blocks, and code within lines."""
     return FENCE.findall(text) + CODE.findall(FENCE.sub("", text))
 
 
@@ -51,7 +51,7 @@ def sections(page: Path, level: str) -> dict[str, str]:
 
 
 def anchor_of(heading: str) -> str:
-    """As GitHub and mkdocs make it of a heading without special characters."""
+    """As GitHub and mkdocs make an anchor of a heading without special characters."""
     return re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-")
 
 
@@ -140,14 +140,14 @@ def test_a_page_of_the_site_links_only_to_pages_of_the_site(page: Path) -> None:
 
 
 def component_section(title: str) -> str:
-    """What the pages on components say under the title of one of them."""
+    """What the pages on components say under the title of one component."""
     found = [text for page in DOCS.glob("components/*.md") for text in [sections_or_page(page).get(title)] if text]
     assert len(found) == 1
     return found[0]
 
 
 def sections_or_page(page: Path) -> dict[str, str]:
-    """A page on one component has its title as the page's; one on several has a section for each."""
+    """On a page on one component its title is the page's; a page on several components has a section for each."""
     return sections(page, "#") | sections(page, "##")
 
 

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("plain_calls")
 
 @contextmanager
 def descriptors(free: int) -> Iterator[None]:
-    """The process may have so many more files open, and no more."""
+    """The process may have this many more files open, and no more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)
-    os.close(probe)  # The lowest number that is free: all below it are taken.
+    os.close(probe)  # The lowest free number: all below it are taken.
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe + free, hard))
     try:
         yield
@@ -56,7 +56,7 @@ def test_where_none_may_be_that_is_an_error_that_says_what_to_do(tmp_path: Path)
 
 
 class Crowd:
-    """One thread has all descriptors until another one got none."""
+    """One thread has all descriptors until another thread got none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = threading.Event()

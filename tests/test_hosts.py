@@ -1,4 +1,4 @@
-"""One cache root, several hosts: what was built on one is never loaded on another, nor published as that one's."""
+"""One cache root, several hosts: what was built on one is never loaded on another, nor published as the other's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
 def test_another_host_tries_itself_whether_a_library_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What torch from 2.14 on leaves beside a library that it could load, and then does not try any more."""
+    """From 2.14 on, torch leaves a mark beside a library that it could load, and then does not try to load it again."""
     builder = Node(tmp_path, "builder")
     library = builder.tree.put("inductor/ab/c1.so", shared_object())
     mark = builder.tree.put(f"{library}.load_ok", b"")
@@ -253,7 +253,7 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
 
 
 def root_from_host_a(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tree, str]:
-    """A root into which a job there restored, and an object that it has built and not committed."""
+    """A root into which a job on host a restored, and an object that it has built and not committed."""
     publish_wrapper(folder)
     go_to_host("a", monkeypatch)
     Node(folder).restore()
@@ -293,7 +293,7 @@ def rank_0_never_says(node: Node, patch: pytest.MonkeyPatch) -> None:
 
 
 def the_store_hangs(node: Node, patch: pytest.MonkeyPatch) -> None:
-    """Whoever asked has given it up by then."""
+    """The store has stopped answering: whoever asked has given up by then."""
     patch.setattr("kstore.store.attempt", fail)
     node.restore()
 
@@ -319,7 +319,7 @@ def test_who_is_kept_from_restoring_leaves_nothing_of_the_host_before(
 def test_ranks_of_two_hosts_in_one_root_do_not_rely_on_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two images on one node: each takes out what was built on the other, and says what it has placed itself."""
+    """Two images on one node: each takes out what was built on the other, and reports what it has placed itself."""
     publish_wrapper(tmp_path)
     placed = {}
     for host in "a", "b":
@@ -359,7 +359,7 @@ def test_what_was_built_since_is_published_also_if_the_first_commit_fails(
 def test_a_host_that_only_the_compiler_tells_is_remembered_before_what_was_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first commit that is cut off would else make its own objects look like those of the host before."""
+    """Otherwise a first commit that is cut off would make its own objects look like those of the host before."""
     go_to_host("a", monkeypatch)
     node = Node(tmp_path)
     built = node.tree.put("inductor/ab/c1.main.so", shared_object())
@@ -522,7 +522,7 @@ def test_a_commit_alone_publishes_no_objects_in_a_folder_that_has_come_from_anot
 def test_a_folder_on_a_volume_that_stays_on_its_machine_keeps_what_was_built_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another key, with a root of its own, or a new one after the first was cleaned away."""
+    """Another key, with a root of its own, or a new root after the first one was cleaned away."""
     killed(on_volume(tmp_path, "a", monkeypatch))
     (tmp_path / "node-a").rename(tmp_path / "cleaned away")
     node = on_volume(tmp_path, "a", monkeypatch)
@@ -557,7 +557,7 @@ def test_of_components_in_each_others_folders_the_uppermost_tells_the_machine(tm
 def test_a_commit_does_not_vouch_for_a_folder_in_which_something_of_another_host_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache root came along, and knows it; another one on this host does not."""
+    """The cache root came along and knows about it; another cache root on this host does not."""
     node = on_volume(tmp_path, "a", monkeypatch)
     only_committed(node)
     (tmp_path / "volume/inductor/.kstore/machine").unlink()  # as an earlier version of kstore leaves it
@@ -583,6 +583,6 @@ def test_who_restores_nothing_of_a_host_does_not_wait_for_its_compiler(
     monkeypatch.setattr("kstore.worker.detect_host", hang)
     try:
         assert Node(tmp_path, "n2").restore().status == "restored"
-        assert asked.wait(60)  # side by side, for most keys have something of their hosts
+        assert asked.wait(60)  # concurrently, because most keys have something host-bound
     finally:
         answer.set()

@@ -1,4 +1,4 @@
-"""A key's first commit uploads what it reads while it reads."""
+"""A key's first commit uploads files while it reads them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_file_is_read_once(layout: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "open", lambda path, *rest, **options: opened.append(path) or real(path, *rest, **options))
     node.commit()
     inside = [path for path in opened if str(path).startswith(f"{node.tree.root}/") and ".kstore" not in path]
-    read = [path for path in inside if os.path.isfile(path)]  # Folders are, once all is old.
+    read = [path for path in inside if os.path.isfile(path)]  # Folders are read again once everything is old.
     assert len(read) == len(set(read)) == len(node.published()) == 9
     monkeypatch.undo()
     other = Node(tmp_path, "other")
@@ -77,7 +77,7 @@ def while_reading(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]
 
 
 def with_a_kernel_each(node: Node, folder: Path) -> Node:
-    """Another worker, who has compiled the same kernel."""
+    """Another worker that has compiled the same kernel."""
     other = Node(folder, "other", layout="packed")
     for each in (node, other):
         each.tree.kernel()
@@ -150,14 +150,14 @@ def test_what_was_read_for_a_store_that_is_full_is_remembered(node: Node, monkey
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="No space left"):
                 node.commit()
-    assert len(read) == 9 + 1  # what lists a kernel's files is read whenever its folder is looked at
+    assert len(read) == 9 + 1  # a kernel's list is read whenever its folder is looked at
     node.commit()
     assert wrapper in node.published()
 
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Node:
-    """A worker who stores loose blobs, in a store that another key has been committed to."""
+    """A worker that stores loose blobs, in a store that another key has been committed to."""
     before = Node(tmp_path, "before", layout="loose")
     before.tree.kernel("before")
     before.tree.wrapper("before")
@@ -192,7 +192,7 @@ def test_a_loose_blob_is_stored_by_the_thread_that_has_read_it(linked: Node, mon
     published = {os.path.basename(path): entry.digest.hex() for path, entry in linked.published().items()}
     for name in ("k.cubin", os.path.basename(wrapper)):
         assert threads[name] == threads[published[name]]
-    assert f"{kernel}/__grp__k.json" in linked.published()  # which is stored otherwise than it is
+    assert f"{kernel}/__grp__k.json" in linked.published()  # which is stored in another form
 
 
 def test_what_several_files_hold_is_stored_once(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_what_no_such_thread_can_store_is_stored_later_or_said(
 
 
 def test_a_full_store_is_not_asked_again_for_each_file(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each error holds what could not be stored: all of a root would be in memory."""
+    """Each error holds what could not be stored: the whole root would be in memory."""
     asked = list[int]()
     monkeypatch.setattr(LooseBlobs, "put_many", lambda self, blobs: asked.append(len(blobs)) or full())
     monkeypatch.setattr(reading, "_COUNT", 1)
@@ -289,7 +289,7 @@ def test_who_is_taken_for_dead_while_files_are_read_begins_again(linked: Node, m
 def test_a_blob_that_was_taken_from_who_seemed_dead_is_stored_again(
     linked: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where files have names before they are stored, as a batch of loose blobs has."""
+    """Where files have names before they are stored, as the files of a batch of loose blobs do."""
     linked.tree.kernel("new")
     all_is_merged, lost = threading.Event(), set[bytes]()
     real, settle = LooseBlobs.put_many, LooseBlobWriter.settle
@@ -318,7 +318,7 @@ def test_an_empty_root_makes_no_store(node: Node) -> None:
 def test_folders_are_made_while_a_keys_first_commit_reads(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far away that takes as long as the upload."""
+    """Far away, that takes as long as the upload."""
     made = list[str]()
     monkeypatch.setattr(PosixBackend, "make_ahead", lambda self, folder: made.append(folder) or (lambda: None))
     node = Node(tmp_path, layout=layout)
@@ -334,7 +334,7 @@ def test_folders_are_made_while_a_keys_first_commit_reads(
 def test_what_was_read_is_stored_while_it_is_merged(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far away what a merge asks the store for takes as long as to compress a model."""
+    """Far away, what a merge asks the store for takes as long as compressing a model."""
     node, told = Node(tmp_path, layout=layout), list[str]()
 
     def tell(owner: type, name: str) -> None:
@@ -353,7 +353,7 @@ def test_what_was_read_is_stored_while_it_is_merged(
 def test_who_was_alone_does_not_look_for_keys_beside_it_again(
     beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beside a key must be known anew once a place for its ref is reserved, if any of it is relied upon."""
+    """What is beside a key must be looked up again once a place for its ref is reserved, if any of it is relied on."""
     node, listed = Node(tmp_path, layout="packed"), list[str]()
     node.tree.kernel()
     if beside:
@@ -423,4 +423,4 @@ def test_of_a_pack_is_expected_what_it_will_hold_if_anybody_knows(
     other = Node(tmp_path, "other", layout="packed")
     other.tree.kernel("shared")
     other.commit("model/v2")
-    assert max(expected) == 0  # for the first key has much of it
+    assert max(expected) == 0  # because the first key has much of it

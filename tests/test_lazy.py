@@ -1,4 +1,4 @@
-"""What is found out once, when it is first asked for."""
+"""What is found out once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 60
 def test_a_child_that_is_forked_while_a_thread_reads_a_manifest_can_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As beside live commits. It has no such thread, which would give up what it held."""
+    """As beside live commits. The child has no such thread that would release what it held."""
     node, other = Node(tmp_path), Node(tmp_path, "other")
     node.tree.wrapper()
     node.commit()
@@ -53,7 +53,7 @@ class Slow:
 
     @cached_property
     def found(self) -> object:
-        """Another one each time."""
+        """A different object each time."""
         self.both.wait(PATIENCE)
         return object()
 

@@ -1,4 +1,4 @@
-"""What cannot be taken, or put in its place, is told, and costs nothing else."""
+"""What cannot be taken, or put in its place, is reported, and costs nothing else."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.trees import HOUR, Node, entry, failing_to_read, grouped
 
 
 def without_its_list(folder: Path) -> None:
-    """A cleaner has removed it, or its writer has not come to it."""
+    """A cleaner has removed it, or its writer has not come to it yet."""
     next(folder.glob("__grp__*")).unlink()
 
 
 def half_begun(folder: Path) -> None:
-    """As a compiler leaves it that is killed, or is still at it."""
+    """As a compiler leaves it that was killed or is still at work."""
     for path in folder.iterdir():
         path.unlink()
     (folder / "tmp.pid_123_x").mkdir()
@@ -61,7 +61,7 @@ def test_a_kernel_that_is_being_written_is_not_there(node: Node, make: Callable[
 
 
 def test_what_is_behind_a_link_is_not_there(tmp_path: Path, node: Node, layout: str) -> None:
-    """Of a folder that a user has moved to another disk; nothing is written through a link."""
+    """A folder that a user has moved to another disk; nothing is written through a link."""
     third = Node(tmp_path, "third", layout=layout)
     (tmp_path / "disk").mkdir()
     (third.tree.root / "inductor").mkdir(parents=True)
@@ -107,12 +107,12 @@ def test_what_cannot_be_put_in_its_place_costs_itself(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, compile_something: Callable[[], object]) -> None:
-    """Have it done once all is staged and nothing in its place."""
+    """Call it once everything is staged and nothing is in its place."""
     place = Placer.place
 
     def interrupted(placer: Placer, wanted: Any, packs: Any, folders: Any, before_move: Any, **options: Any) -> Any:
         def late() -> None:
-            time.sleep(0.02)  # until the clock of files goes on
+            time.sleep(0.02)  # until the clock of file times advances
             compile_something()
             before_move()
 
@@ -143,7 +143,7 @@ def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
 def test_what_it_writes_before_anything_is_staged_stays(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the root and that, a restore may wait for the compiler's answer what the host is."""
+    """Before staging, after the look at the root, a restore may wait for the compiler to say what the host is."""
     other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
     timings, kernel = other.tree.timings({"published": 1}), other.tree.kernel("one", "published")
     other.commit()
@@ -152,7 +152,7 @@ def test_what_it_writes_before_anything_is_staged_stays(
     choose = restoration.choose_wanted
 
     def compile_and_choose(*arguments: Any) -> Any:
-        time.sleep(0.02)  # until the clock of files goes on
+        time.sleep(0.02)  # until the clock of file times advances
         os.utime(node.tree.root / node.tree.timings({"mine": 2}))
         node.tree.kernel("one", "mine")
         return choose(*arguments)
@@ -206,7 +206,7 @@ def test_what_it_writes_while_others_are_moved_stays(
 
     def compile_and_move(mover: Mover, path: str, folders: Any) -> None:
         if not compiled:
-            time.sleep(0.02)  # until the clock of files goes on
+            time.sleep(0.02)  # until the clock of file times advances
             compiled.extend(name for name in names if node.tree.timings({"mine": 3}, name) != path)
             for written in paths:
                 os.utime(node.tree.root / written)
@@ -261,7 +261,7 @@ def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch
 
 
 def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_group_of_it() -> None:
-    """Each kernel is of one build."""
+    """Each kernel is from one build."""
     local = {f"triton/K/{name}": grouped(f"{name} of ours") for name in ("ptx", "cubin")}
     files = {f"triton/K/{name}": entry(f"{name} of theirs", Flag.LINK) for name in ("ptx", "cubin", "sass")}
     found = Scan()
@@ -273,7 +273,7 @@ def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_gr
 
 
 def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, layout: str) -> None:
-    """A slot is no group: of a root that has compiled for itself, the published ones are placed as well."""
+    """A slot is no group: in a root that has compiled for itself, the published answers are placed as well."""
     other, node = (Node(tmp_path, name, layout=layout) for name in ("other", "node"))
     slot = "inductor/fxgraph/ab/fabc"
     other.tree.put(f"{slot}/one", b"theirs")
@@ -288,7 +288,7 @@ def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, lay
 
 
 def test_why_nothing_is_linked_is_told(tmp_path: Path) -> None:
-    """As where a filesystem shows all files as executable."""
+    """For example, where a filesystem shows all files as executable."""
     node = Node(tmp_path, layout="loose")
     node.tree.wrapper("one")
     for path in node.tree.root.rglob("*.py"):

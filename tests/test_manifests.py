@@ -1,4 +1,4 @@
-"""The Kubernetes manifests of the documentation: valid for the API, consistent, and of commands that exist."""
+"""The Kubernetes manifests of the documentation: valid for the API, consistent, and with commands that exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = sorted((GUIDES / "kubernetes").glob("*.yaml"))
 # The first release in which sidecars need no feature gate, and the newest that the validator knows.
 RELEASES = ("1.29", kubernetes_validate.latest_version())
 GRACE_PERIOD = 10
-"""Seconds that `kstore exec` and `kstore watch` take for a last commit."""
+"""How many seconds `kstore exec` and `kstore watch` take for a last commit."""
 
 
 def load(file: Path) -> list[Manifest]:
@@ -55,7 +55,7 @@ def containers_of(pod: Manifest) -> list[Container]:
 
 
 def environment_of(container: Container) -> dict[str, str]:
-    """What the container's environment holds beside what its image sets."""
+    """What the container's environment holds in addition to what its image sets."""
     maps = [CONFIG[source["configMapRef"]["name"]] for source in container.get("envFrom", ())]
     return {name: value for data in maps for name, value in data.items()} | {
         variable["name"]: variable["value"] for variable in container.get("env", ())
@@ -150,7 +150,7 @@ def test_all_containers_of_a_store_are_one_user(pod: Manifest) -> None:
 
 @pytest.mark.parametrize("pod", PODS)
 def test_a_container_has_the_gpu_or_names_it(pod: Manifest) -> None:
-    """Else it would restore what was compiled for a CPU; and a sidecar's GPU comes on top of the app's."""
+    """Otherwise it would restore what was compiled for a CPU; and a sidecar's GPU comes on top of the app's."""
     gpu = "nvidia.com/gpu"
     for container in pod.get("initContainers", ()):
         has_one = gpu in container.get("resources", {}).get("limits", {})

@@ -48,7 +48,7 @@ def cut(node: Node, path: str) -> None:
 
 
 def alter(node: Node, path: str) -> None:
-    """Its size stays."""
+    """The size stays the same."""
     data = blob(node, path).read_bytes()
     blob(node, path).chmod(0o644)
     blob(node, path).write_bytes(data[:-1] + b"!")
@@ -81,7 +81,7 @@ def damaged(damage: str, tmp_path: Path) -> Node:
 
 
 def worker(damaged: Node, name: str = "worker") -> Node:
-    """Another one, who has restored what is left."""
+    """Another worker, which has restored what is left."""
     other = Node(damaged.location.parent, name, layout=damaged.store.settings.layout)
     assert other.restore().skipped
     assert kernels(other) != kernels(damaged)
@@ -133,7 +133,7 @@ def test_it_outlives_gc(damaged: Node, tmp_path: Path) -> None:
 
 
 def test_what_can_be_read_again_is_not_uploaded(damaged: Node, tmp_path: Path) -> None:
-    """As when a server was away for a moment."""
+    """For example, when a server was away for a moment."""
     other = worker(damaged)
     compile_all(other)
     shutil.rmtree(other.location)
@@ -164,7 +164,7 @@ def test_who_loses_the_race_does_not_upload_it_twice(damaged: Node, monkeypatch:
 
 
 def test_what_another_key_has_is_not_relied_upon(damaged: Node, tmp_path: Path) -> None:
-    """Nothing keeps it there for this key."""
+    """Nothing keeps it for this key."""
     other = worker(damaged)
     compile_all(other)
     beside = Node(tmp_path, "beside", layout="packed")
@@ -187,7 +187,7 @@ def test_it_is_put_back_in_a_key_that_grew_from_it(damaged: Node, tmp_path: Path
 
 
 def test_it_is_not_relied_upon_by_who_has_not_seen_that_it_is_damaged(damaged: Node, tmp_path: Path) -> None:
-    """For another key, whose first commit looks only at what is there."""
+    """For another key, whose first commit looks only whether blobs exist."""
     other, third = Node(tmp_path, "other", layout=damaged.store.settings.layout), Node(tmp_path, "third")
     compile_all(other)
     damaged.store.forget(KEY)
@@ -220,7 +220,7 @@ def test_news_are_committed_although_it_cannot_even_be_looked_at(
 def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each worker of a fleet would, as long as anything is lost."""
+    """Each worker of a fleet would do so for as long as anything is lost."""
     writer = Node(tmp_path, "writer", layout=layout)
     kernel = compile_all(writer)
     writer.commit()
@@ -248,7 +248,7 @@ def test_a_restore_does_not_look_through_all_packs_of_a_large_store(
 
 @pytest.fixture(params=["packed", "loose"])
 def unreadable(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
-    """A worker that has all of its key, of which the store cannot read the only generation any more."""
+    """A worker that has everything of its key, whose only generation the store cannot read any more."""
     node = Node(tmp_path, layout=request.param)
     compile_all(node)
     node.commit()
@@ -306,7 +306,7 @@ def test_a_pack_that_has_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path:
 
 
 def test_what_a_pack_has_lost_outlives_gc_where_new_blobs_are_loose(tmp_path: Path) -> None:
-    """The pack stays named, and has the blob in its index."""
+    """The pack is still named, and has the blob in its index."""
     node = Node(tmp_path, layout="packed")
     kernel = compile_all(node)
     node.commit()

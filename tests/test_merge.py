@@ -163,7 +163,7 @@ def test_a_group_that_both_added_keeps_the_published_one_whole() -> None:
 
 
 def test_what_another_version_published_file_by_file_keeps_a_group_out() -> None:
-    """And the other way round: what is in no group by ours comes into no published one."""
+    """And vice versa: files that ours has outside of any group do not come into a published group."""
     groups, files = kernel("K", "one"), by_other_rules(kernel("K", "two", "ptx", "sass"))
     for theirs, ours in ((groups, files), (files, groups)):
         merged = merge({}, theirs, ours, {})
@@ -185,7 +185,7 @@ def test_a_group_that_only_ours_changed_is_replaced_whole() -> None:
 
 
 def test_a_group_comes_whole_though_most_of_it_was_declined() -> None:
-    """As after its key was forgotten, where nothing is published any more."""
+    """As after its key was forgotten, when nothing is published any more."""
     ours = kernel("K", "ours")
     declined = {path: entry.digest for path, entry in ours.items()}
     assert not has_news(merge({}, {}, ours, declined))
@@ -244,7 +244,7 @@ def test_variants_of_both_sides_are_kept() -> None:
 
 
 def test_a_new_answer_beside_one_that_is_published_is_a_variant_whatever_base_is() -> None:
-    """The root was seeded from another key, or what it grew from is not known any more."""
+    """The root was seeded from another key, or its base is no longer known."""
     seed = {"i/S/one": variant("one")}
     merged = merge({}, seed | {"i/S/two": variant("two")}, seed | {"i/S/three": variant("three")}, {})
     assert set(merged.files) == {"i/S/one", "i/S/two", "i/S/three"}
@@ -307,7 +307,7 @@ def sides(draw: st.DrawFn) -> Files:
     found = {}
     for path in draw(st.sets(st.sampled_from(sorted(SHAPES)))):
         flags, unit = SHAPES[path]
-        # The files of a slot are named by their content.
+        # A slot's files are named by their content.
         content = path if flags is Flag.SLOT else draw(st.sampled_from("abc"))
         found[path] = entry(content, flags, unit, mtime_ns=draw(st.integers(0, 3)))
     return found
@@ -378,7 +378,7 @@ def test_a_group_never_mixes_two_writers(base: Files, theirs: Files, ours: Files
 
 
 def by_other_rules(files: Files) -> Files:
-    """As a version of kstore has them that makes no groups of folders."""
+    """As from a version of kstore that does not treat folders as groups."""
     return {
         path: found._replace(flags=0, unit=0) if found.flags & Flag.GROUP else found for path, found in files.items()
     }
@@ -479,5 +479,5 @@ def test_what_is_published_never_contradicts_itself(base: Files, theirs: Files, 
 
 
 def _is_base(base: Files, theirs: Files, ours: Files, path: str) -> bool:
-    """Theirs took it out."""
+    """Theirs removed it."""
     return base.get(path) == ours[path] and path not in theirs

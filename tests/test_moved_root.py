@@ -30,7 +30,7 @@ def moved(source: Path, target: Path) -> None:
 
 
 def copied(source: Path, target: Path) -> None:
-    """All of its files are linked: but for the change of its folders' status it is as if it had been moved."""
+    """All of its files are linked: except for its folders' change times, it is as if it had been moved."""
     shutil.copytree(source, target, symlinks=True)
 
 
@@ -130,7 +130,7 @@ def test_a_list_that_a_compiler_has_written_in_a_form_of_its_own_stays(tmp_path:
 def test_what_kstore_itself_has_just_written_anew_is_replaced_all_the_same(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of files is late by a tick: what was written just before the restore looked seems to be of since."""
+    """The clock of file times lags by a tick: what was written just before the restore looked seems to be newer."""
     builder = Node(tmp_path, "builder", layout=layout)
     kernel = builder.tree.kernel("one")
     builder.commit()

@@ -1,4 +1,4 @@
-"""LMDB is let only at files whose pages lead where they should."""
+"""LMDB may read only files whose pages lead where they should."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def altered(offset: int, layout: str, *values: int) -> bytes:
     return bytes(data)
 
 
-# The later meta page, the only branch, its first child, and the first node of that.
+# The later meta page, the only branch, its first child, and the first node of that child.
 NEWEST = max((0, PAGE), key=lambda meta: struct.unpack_from("<Q", WHOLE, meta + 144)[0])
 BRANCH = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page + 10] == 1)
 (CHILD,) = struct.unpack_from("<H", WHOLE, BRANCH + 16)
@@ -80,7 +80,7 @@ def test_what_leads_astray_is_refused(data: tuple[str, bytes]) -> None:
 
 
 def test_a_node_that_is_read_for_many_takes_no_more_than_its_page() -> None:
-    """All pointers of a page lead to its largest node: a small file would fill the memory."""
+    """All pointers of a page lead to its largest node: otherwise a small file would fill the memory."""
     data = bytearray(WHOLE)
     (lower,) = struct.unpack_from("<H", data, LEAF + 12)
     count = (lower - 16) // 2

@@ -18,7 +18,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_functions_stay_functions_however_often_they_are_used(tmp_path: Path, use: str) -> None:
-    """A submodule takes the place of a function of its name as soon as it is imported."""
+    """A submodule replaces a function of the same name as soon as it is imported."""
     Tree(tmp_path / "root").wrapper()
     code = f"import kstore, sys\nwhere = dict(store=sys.argv[1], cache_root=sys.argv[2])\n{use}"
     command = [sys.executable, "-c", code, tmp_path / "store", tmp_path / "root"]

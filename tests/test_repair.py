@@ -49,12 +49,12 @@ def meanwhile(patch: pytest.MonkeyPatch, owner: type, method: str, act: Callable
 
 
 def rot_frame(node: Node, path: str) -> None:
-    """The frame of a pack that an artifact is in changes."""
+    """Damage the frame of a pack that an artifact is in."""
     rot_blob(node, node.published()[path].digest)
 
 
 def rot_blob(node: Node, digest: bytes) -> None:
-    """The frame of a pack that a blob is in changes."""
+    """Damage the frame of a pack that a blob is in."""
     blobs = node.store.storage.blobs
     (pack,) = [pack for pack in node.newest().packs if digest in blobs.pack(pack).index.digests]
     index = blobs.pack(pack).index
@@ -65,7 +65,7 @@ def rot_blob(node: Node, digest: bytes) -> None:
 
 
 def rot(path: Path, at: int) -> None:
-    """A byte changes, and nothing else that can be seen."""
+    """Change a byte, and nothing else that can be seen."""
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
@@ -112,7 +112,7 @@ def test_what_is_committed_while_a_generation_is_repaired_stays_the_newest(
 
 
 def damage_ref(node: Node) -> None:
-    """Of the newest generation."""
+    """Damage the ref of the newest generation."""
     path = node.location / node.newest().name
     path.chmod(0o644)
     path.write_bytes(b"garbage")
@@ -185,7 +185,7 @@ def test_what_gc_removes_while_verify_reads_is_no_damage(
 
 
 def damaged(tmp_path: Path) -> Node:
-    """Of two generations that share a pack, a frame of which is damaged."""
+    """A worker with two generations that share a pack, in which one frame is damaged."""
     node = Node(tmp_path, layout="packed")
     node.tree.kernel("whole")
     large(node)
@@ -197,7 +197,7 @@ def damaged(tmp_path: Path) -> Node:
 
 
 def salvaged(tmp_path: Path) -> Node:
-    """The same, after a repair, which has published a third."""
+    """The same worker after a repair, which has published a third generation."""
     node = damaged(tmp_path)
     assert node.store.verify(repair=True).repaired
     assert node.newest().generation == 3
@@ -205,12 +205,12 @@ def salvaged(tmp_path: Path) -> Node:
 
 
 def whole(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Those of the first generation that were not damaged."""
+    """The files of the first generation that were not damaged."""
     return {path: data for path, data in files.items() if path.startswith("triton/")}
 
 
 def placed(folder: Path, name: str, generation: int | None = None) -> dict[str, bytes]:
-    """What a fresh worker gets, be some of it lost."""
+    """What a fresh worker gets, even if some of it is lost."""
     fresh = Node(folder, name, layout=None)
     fresh.store.restore(KEY, generation=generation)
     return whole(kernels(fresh))
@@ -272,7 +272,7 @@ def test_what_is_whole_of_a_pack_that_only_earlier_generations_name_is_saved(tmp
 
 
 def test_a_store_with_damage_goes_on_shrinking(tmp_path: Path) -> None:
-    """What a pinned generation lacks is in the packs of many others: that with its manifest and one more are enough."""
+    """What a pinned generation lacks is in the packs of many others: the one with its manifest and one more are enough."""
     node = salvaged(tmp_path)
     node.store.pin(KEY, 1)
     for number in range(5):
@@ -305,13 +305,13 @@ def test_what_gc_may_be_about_to_delete_does_not_do_in_the_place_of_what_it_keep
 
 
 def condemn(storage: Storage, pack: str) -> None:
-    """As gc does with one that no ref names."""
+    """As gc condemns a pack that no ref names."""
     found = storage.backend.stat(pack_name(pack))
     write_lists(storage.backend, [Condemned(True, bytes.fromhex(pack), found.inode, found.mtime_ns, found.size)])
 
 
 def sought(storage: Storage, ref: Ref) -> set[str]:
-    """What gc keeps for a generation if it goes by that one alone."""
+    """What gc keeps for a generation if it goes by that generation alone."""
     with DigestSet() as lacking:
         lacking.add(needs_of(storage, ref).lacking)
         return seek(storage, lacking, ())

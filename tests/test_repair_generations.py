@@ -1,4 +1,4 @@
-"""Verify and repair where it is generations that are damaged: their refs, their manifests, and all that they had."""
+"""Verify and repair if generations are damaged: their refs, their manifests, and everything that they had."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def overwrite(path: Path, data: bytes = b"") -> None:
 
 
 def empty_pack(node: Node) -> None:
-    """The one pack of the newest generation."""
+    """Empty the one pack of the newest generation."""
     (pack,) = node.newest().packs
     overwrite(node.location / pack_name(pack))
 
 
 @pytest.fixture(params=[RefState.FORGOTTEN, RefState.QUARANTINED])
 def withdrawn(request: pytest.FixtureRequest, node: Node) -> Node:
-    """Of a key that somebody took out; nothing but the ref can be read of the generation that says so."""
+    """A worker whose key was taken out; of the generation that says so, nothing but the ref can be read."""
     node.store.forget(KEY) if request.param is RefState.FORGOTTEN else node.store.quarantine(KEY)
     empty_pack(node)
     return node

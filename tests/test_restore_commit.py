@@ -94,7 +94,7 @@ def second(tmp_path: Path, layout: str) -> Node:
 
 
 def relocated(node: Node) -> dict[str, bytes]:
-    """What is in the node's root, but for its own path."""
+    """What is in the node's root, except for its own path."""
     return {path: data.replace(bytes(node.tree.root), b"ROOT") for path, data in contents(node.tree.root).items()}
 
 
@@ -427,7 +427,7 @@ def test_equal_files_are_stored_once(tmp_path: Path, layout: str) -> None:
 
 
 def test_files_that_resemble_each_other_are_packed_beside_each_other(tmp_path: Path) -> None:
-    """Of what Inductor's objects have in common only their sizes tell: they are named by hashes."""
+    """Only their sizes show what Inductor's objects have in common: they are named by hashes."""
     node = Node(tmp_path, layout="packed")
     common = [os.urandom(size) for size in (1_100_000, 1_110_000, 1_120_000)]
     for number in range(4):
@@ -593,7 +593,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_torch")
 def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(first: Node, tmp_path: Path) -> None:
-    """As in a sidecar whose image has kstore alone."""
+    """As in a sidecar whose image has only kstore."""
     other = Node(tmp_path, "first", environment="torch-other")
     other.tree.wrapper("other")
     other.commit()
@@ -606,7 +606,7 @@ def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(first
 
 @pytest.mark.usefixtures("no_torch")
 def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(first: Node, tmp_path: Path) -> None:
-    """As after an upgrade of torch, and gc of what is unused."""
+    """As after an upgrade of torch and a gc of what is unused."""
     old = Node(tmp_path, "old", environment="torch-old")
     old.tree.wrapper("old")
     old.commit()
@@ -642,7 +642,7 @@ def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_fo
 def test_a_commit_for_an_environment_without_compilers_is_a_warning(
     tmp_path: Path, environment: str, told: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As from a virtual environment that has kstore alone: no worker would look there."""
+    """As from a virtual environment that has only kstore: no worker would look for it there."""
     node = Node(tmp_path, environment=environment)
     node.tree.wrapper()
     assert node.commit().status is CommitStatus.COMMITTED
@@ -670,7 +670,7 @@ def test_the_store_object_survives_that_another_worker_makes_the_store(tmp_path:
 
 
 def test_a_store_that_was_made_anew_gets_everything(first: Node, layout: str) -> None:
-    """The cache root remembers a generation of a store that is no more."""
+    """The cache root remembers a generation of a store that no longer exists."""
     shutil.rmtree(first.location)
     again = Node(first.location.parent, "first", layout=layout)
     again.tree.wrapper("new")
@@ -732,7 +732,7 @@ def test_a_lost_blob_outside_of_groups_costs_itself(tmp_path: Path) -> None:
 
 
 def test_what_was_lost_is_compiled_again_and_healed(tmp_path: Path) -> None:
-    """Another compile of the kernel has other bytes, and replaces the group."""
+    """Another compile of the kernel has different bytes, and replaces the group."""
     first, second, third = (Node(tmp_path, name, layout="loose") for name in ("first", "second", "third"))
     kernel = first.tree.kernel()
     first.commit()
@@ -839,7 +839,7 @@ def test_what_was_taken_out_stays_out_though_a_generation_since_is_damaged(
 
 @pytest.mark.parametrize("asked_for", ["1, before what the root grew from", "2, from which it grew", "4, since"])
 def test_what_was_taken_out_stays_out_though_a_damaged_generation_was_asked_for(tmp_path: Path, asked_for: str) -> None:
-    """Nothing of what the root grew from is relied upon then, but it is known what that held."""
+    """Nothing of what the root grew from is relied upon then, but it is known what that generation held."""
     node, generation = Node(tmp_path), int(asked_for[0])
     node.tree.kernel("good")
     node.commit()
@@ -892,7 +892,7 @@ def test_what_was_taken_out_stays_out_though_an_earlier_generation_was_restored(
 def test_what_a_damaged_generation_had_comes_back_although_others_committed_first(
     tmp_path: Path, repair: bool, published: int
 ) -> None:
-    """What a worker's base has and the newest generation has not was lost, not taken out."""
+    """What a worker's base has and the newest generation lacks was lost, not taken out."""
     node, other = Node(tmp_path, layout="loose"), Node(tmp_path, "other", layout="loose")
     for generation in range(published):
         node.tree.wrapper(f"of generation {generation}")
@@ -952,7 +952,7 @@ def test_what_lost_against_a_kernel_that_is_lost_itself_is_offered_again(tmp_pat
 
 
 def damage_manifest(node: Node) -> None:
-    """Of the newest generation."""
+    """Damage the manifest of the newest generation."""
     (node.location / blob_name(node.newest().manifest)).write_bytes(b"garbage")
 
 
@@ -972,7 +972,7 @@ def test_a_local_kernel_that_lost_a_file_is_replaced_whole(first: Node, second: 
     second.restore()
     kernel = second.tree.kernel("one")
     (second.tree.root / kernel / "k.cubin").unlink()
-    time.sleep(0.02)  # or, by a clock that ticks, it was while the restore looked
+    time.sleep(0.02)  # otherwise, by a ticking clock, it was while the restore looked
     report = second.restore()
     assert report.placed == GROUP_FILES
     assert relocated(second) == relocated(first)
@@ -1070,7 +1070,7 @@ def test_a_group_with_folders_inside_is_placed_whole(tmp_path: Path) -> None:
     second.restore()
     shutil.rmtree(second.tree.root / kernel / "sub")
     (second.tree.root / kernel / "k.ptx").unlink()
-    time.sleep(0.02)  # or, by a clock that ticks, it was while the restore looked
+    time.sleep(0.02)  # otherwise, by a ticking clock, it was while the restore looked
     second.restore()
     assert relocated(second) == relocated(first)
 
@@ -1111,7 +1111,7 @@ def test_host_bound_artifacts_go_only_to_equal_hosts(
 def test_what_another_host_left_without_a_commit_is_nobodys(
     tmp_path: Path, layout: str, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a job was killed, and the root outlives the image."""
+    """As where a job was killed and the root outlives the image."""
     node = Node(tmp_path, layout=layout)
     node.tree.put("inductor/ab/cone.so", shared_object())
     node.commit()
@@ -1201,7 +1201,7 @@ def test_a_grace_may_be_any_number_of_seconds(first: Node, grace: str) -> None:
 
 
 def test_a_store_whose_parent_is_missing_is_unavailable(tmp_path: Path) -> None:
-    """A volume that is not mounted is no empty store."""
+    """A volume that is not mounted is not an empty store."""
     store = Store(tmp_path / "not/mounted", cache_root=tmp_path / "root", gpu=GPU, environment=ENVIRONMENT, environ={})
     for use in (store.restore, store.commit):
         with pytest.raises(StoreUnavailable, match="mount"):
@@ -1421,7 +1421,7 @@ def test_a_root_with_the_kernels_of_another_environment_is_a_warning(
 def test_a_commit_of_a_root_with_the_kernels_of_another_key_is_a_warning(
     first: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of one that no restore for that key has told of."""
+    """No restore for that key has reported it."""
     first.tree.wrapper()
     first.commit()
     assert warnings(caplog) == []
@@ -1440,7 +1440,7 @@ def test_a_commit_of_a_root_with_the_kernels_of_another_key_is_a_warning(
 def test_a_umask_that_hides_what_is_committed_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, umask: int, mode: int, told: int
 ) -> None:
-    """From others whom the store's folder lets in."""
+    """Hidden from others whom the store's folder lets in."""
     node = Node(tmp_path)
     node.location.mkdir()
     node.location.chmod(mode)

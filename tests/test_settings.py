@@ -265,7 +265,7 @@ def test_a_folder_that_may_not_be_looked_into_has_no_settings(tmp_path: Path) ->
 
 
 def as_somebody(folder: Path) -> tuple[tuple[str, ...], list[str]]:
-    """The store, and what is logged, of an ordinary user in `folder`, who asks twice."""
+    """The store, and what is logged, for an ordinary user in `folder` who asks twice."""
     lines: list[str] = []
     logger = logging.getLogger("kstore.settings")
     logger.addFilter(lambda record: bool(lines.append(record.getMessage())))

@@ -1,4 +1,4 @@
-"""Workers of one host in one cache root, as the ranks of a job are: one of them places what all came for."""
+"""Workers of one host in one cache root, like the ranks of a job: one of them places what all of them came for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = 8
 
 @pytest.fixture
 def published(tmp_path: Path) -> Node:
-    """Who has committed two kernels and a file."""
+    """A worker that has committed two kernels and a file."""
     node = Node(tmp_path, "first")
     for name in ("one", "another"):
         node.tree.kernel(name)
@@ -39,7 +39,7 @@ def published(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The cache roots that were looked through from now on."""
+    """The cache roots that are scanned from now on."""
     roots, scan = [], Worker.scan
 
     def noted(worker: Worker, *arguments: Any) -> Scan:
@@ -52,7 +52,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def restore_after(monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> Callable[..., RestoreReport]:
-    """Restore, where something else happens to the root after this worker came and before it holds the root."""
+    """Restore, while something else happens to the root after this worker came and before it holds the root."""
 
     def restore(node: Node, happens: Callable[[], object], **choice: Any) -> RestoreReport:
         begun = LastRestore.begun
@@ -71,7 +71,7 @@ def restore_after(monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> Callable
 
 
 def worker(published: Node, **settings: Any) -> Node:
-    """One of those who share a root."""
+    """One of the workers that share a root."""
     return Node(published.location.parent, "shared", **settings)
 
 
@@ -89,7 +89,7 @@ def test_what_another_has_restored_meanwhile_is_relied_on(
 def test_what_is_relied_on_is_not_read(
     published: Node, restore_after: Callable[..., RestoreReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the store nor the manifest, and no compiler is asked."""
+    """Neither the store nor the manifest is read, and no compiler is asked."""
 
     def restore_and_take_the_store_away() -> None:
         worker(published).restore()
@@ -213,7 +213,7 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
 def test_a_restore_that_began_before_this_worker_came_does_not_count(
     published: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have looked at a file that has gone since."""
+    """It may have looked at a file that is gone since."""
     other, place, seen = worker(published), Placer.place, []
     state = other.store.worker(KEY, before_import=False).state
 
@@ -245,7 +245,7 @@ def test_a_restore_that_chose_before_this_worker_came_does_not_count(
 
 @pytest.fixture
 def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Another]:
-    """Who comes while another worker places artifacts, and waits; then something happens."""
+    """A worker that comes while another one places artifacts, and waits; then something happens."""
 
     def come(happens: Callable[[], object] = lambda: None, **choice: Any) -> Another:
         here, place, late = worker(published), Placer.place, list[Another]()

@@ -1,4 +1,4 @@
-"""`kstore.synchronized` where its body is called in itself, in threads, in children, and in other folders."""
+"""`kstore.synchronized` whose body is called inside itself, in threads, in children, and in other folders."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def handler() -> Iterator[None]:
 
 
 class OutOfMemory(Exception):
-    """Of the job, which would try a smaller batch."""
+    """The job's own error, after which it would try a smaller batch."""
 
 
 def published(settings: dict[str, Any]) -> int:
-    """How many files."""
+    """How many files are published."""
     store = kstore.Store(settings["store"], gpu=GPU, environment=ENVIRONMENT)
     ref = store.newest(store.scope(KEY))
     return ref.files if ref else 0
@@ -108,7 +108,7 @@ def test_a_block_that_was_entered_in_itself_still_commits_when_the_process_is_to
 
 
 def test_modules_may_be_loaded_anew_in_a_block(tree: Tree, settings: dict[str, Any]) -> None:
-    """As notebooks do with those that have changed."""
+    """As notebooks do with modules that have changed."""
     with kstore.synchronized(KEY, **settings):
         tree.wrapper("one")
         importlib.reload(kstore)
@@ -297,7 +297,7 @@ def test_objects_that_are_called_may_be_decorated(tree: Tree, settings: dict[str
 def test_a_time_limit_of_the_job_ends_what_waits_for_its_cache(
     tree: Tree, settings: dict[str, Any], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Celery's and rq's, whose signals' handlers raise what is no trouble with a store."""
+    """As Celery's and rq's limits, whose signal handlers raise errors that are no trouble with a store."""
 
     class JobTimeout(Exception):
         pass
@@ -307,7 +307,7 @@ def test_a_time_limit_of_the_job_ends_what_waits_for_its_cache(
 
     lock = tree.root / ".kstore/lock"
     lock.parent.mkdir(parents=True)
-    with open(lock, "w") as file:  # another process's
+    with open(lock, "w") as file:  # another process's lock
         fcntl.flock(file, fcntl.LOCK_EX)
         before = signal.signal(signal.SIGALRM, expire)
         signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -55,7 +55,7 @@ sys.stdout.buffer.write(tables.dump({"t": [(b"%06d" % number, bytes(52)) for num
 
 
 def test_machines_with_larger_pages_give_the_same_bytes(tmp_path: Path) -> None:
-    """As GH200's kernels have, of 64 KiB."""
+    """As GH200's kernels have: pages of 64 KiB."""
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
     if not shutil.which(compiler[0]):
         pytest.skip("needs a C compiler")
@@ -86,7 +86,7 @@ def test_no_tables_and_empty_tables() -> None:
 
 
 def test_a_python_that_lacks_memory_files_has_those_of_its_libc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As uv's and conda's, which were built for an older one."""
+    """As those of uv and conda, which were built for an older libc."""
     monkeypatch.delattr(os, "memfd_create")
     table = {"t": {b"key": b"value"}}
     assert tablefiles.load(tablefiles.dump(table)) == table

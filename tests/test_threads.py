@@ -110,7 +110,7 @@ def test_an_error_is_the_answer_and_the_thread_goes_on() -> None:
 
 
 def test_an_error_that_nobody_knows_any_more_holds_nothing() -> None:
-    """Whatever the work had open is closed, though no garbage is collected."""
+    """Whatever the work had open is closed, even if no garbage is collected."""
 
     def fail(kept: set[int]) -> None:
         raise ValueError(len(kept))
@@ -161,7 +161,7 @@ def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(mon
 
 
 def test_who_starts_a_thread_does_not_wait_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have the interpreter then, for what is not wanted yet."""
+    """The thread would take the interpreter for work that is not wanted yet."""
     waiting = list[tuple[Any, Any]]()
     start = _thread.start_new_thread
     monkeypatch.setattr(_thread, "start_new_thread", lambda *thread: waiting.append(thread))
@@ -212,7 +212,7 @@ else:
 
 @pytest.mark.parametrize("where", ["in the program", "in a handler at its end"])
 def test_the_interpreter_ends_once_every_thread_has_begun(where: str) -> None:
-    """One that begins later finds no interpreter: the process would die of SIGSEGV."""
+    """A thread that begins later finds no interpreter: the process would die of SIGSEGV."""
     program = [sys.executable, "-c", _LATE.format(where=where)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "begun ", "")

@@ -1,4 +1,4 @@
-"""What the functions for worker setup say in the log, without being asked for a report."""
+"""What the functions for worker setup log without being asked for a report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def publish(folder: Path) -> Node:
 
 
 def lose(node: Node, path: str) -> str:
-    """Returns the digest of the blob that is gone."""
+    """Remove a blob. Returns its digest."""
     digest = node.published()[path].digest
     (node.location / blob_name(digest)).unlink()
     return digest.hex()

@@ -1,4 +1,4 @@
-"""The filesystem of the store goes away while a job runs: its mount point stays, an empty folder."""
+"""The filesystem of the store goes away while a job runs: its mount point stays, as an empty folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mount(node: Node) -> None:
 
 @pytest.fixture(params=[KEY, "another/v1"], ids=["hit", "miss"])
 def worker(request: pytest.FixtureRequest, tmp_path: Path, layout: str) -> Node:
-    """One that has restored, and compiled something since."""
+    """A worker that has restored, and has compiled something since."""
     other = Node(tmp_path, "other", layout=layout)
     other.tree.kernel("one")
     other.commit(request.param)
@@ -47,7 +47,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path, layout: str) -> Node:
 def test_no_other_store_is_made_in_its_place(worker: Node, tmp_path: Path, layout: str) -> None:
     """Whatever was committed there would be hidden as soon as the filesystem is back."""
     unmount(worker)
-    for node in (worker, Node(tmp_path, "worker", layout=layout)):  # that process, and one of its own
+    for node in (worker, Node(tmp_path, "worker", layout=layout)):  # the worker, and a fresh one of its own
         with pytest.raises(
             StoreUnavailable, match=r"has gone; see whether its filesystem is mounted, or .*kstore init"
         ):
@@ -80,7 +80,7 @@ def test_what_is_being_committed_does_not_go_into_its_place(
         return lambda: None
 
     monkeypatch.setattr(owner, step, unmount_first)
-    monkeypatch.setattr(PosixBackend, "make_ahead", make_at_once)  # Nobody is half-way when it goes.
+    monkeypatch.setattr(PosixBackend, "make_ahead", make_at_once)  # No thread is half-way when it goes.
     with pytest.raises(StoreUnavailable, match="the store has gone"):
         worker.commit()
     assert list(worker.location.iterdir()) == []
@@ -93,7 +93,7 @@ def test_what_is_being_committed_does_not_go_into_its_place(
 def test_nor_where_it_went_before_anything_was_restored(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As FUSE has it: every call fails, and then the mount point is empty."""
+    """As with FUSE: every call fails, and later the mount point is empty."""
     builder = Node(tmp_path, "builder", layout=layout)
     builder.tree.kernel()
     builder.commit()

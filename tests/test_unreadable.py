@@ -1,4 +1,4 @@
-"""What cannot be read just now is no damage: verify says so, and a repair leaves it where it is."""
+"""What cannot be read just now is not damage: verify says so, and a repair leaves it where it is."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 @pytest.fixture
 def node(tmp_path: Path, layout: str) -> Node:
-    """A generation in two packs, or in loose blobs, and none before it."""
+    """A worker with one generation in two packs, or in loose blobs, and none before it."""
     node = Node(tmp_path, layout=layout)
     node.tree.kernel("one")
     node.commit()
@@ -48,7 +48,7 @@ def node(tmp_path: Path, layout: str) -> Node:
 
 
 def name_of(node: Node, suffix: str) -> str:
-    """Where a blob of a kernel is; the pack has no manifest that is needed."""
+    """The name of the object that a kernel's blob is in. If that is a pack, it holds no manifest that is needed."""
     packs = node.newest().packs
     digest = next(entry.digest for path, entry in sorted(node.published().items()) if path.endswith(suffix))
     return f"packs/{packs[-1]}" if packs else blob_name(digest)
@@ -118,7 +118,7 @@ def test_want_of_memory_for_a_large_blob_of_a_pack_is_no_damage(
 
 
 def place_of(node: Node, digest: bytes, ref: Ref) -> str:
-    """Where a generation has a blob."""
+    """Where a generation's blob is."""
     holds = node.store.storage.blobs.digests_in
     return next((f"packs/{pack}" for pack in ref.packs if digest in holds([pack])), blob_name(digest))
 
@@ -182,7 +182,7 @@ def test_a_generation_stays_while_the_pack_cannot_be_read_that_a_repair_has_save
 
 
 def spread(tmp_path: Path) -> tuple[Node, str, str]:
-    """The newest generation's pack has lost a part of a kernel; returns the name of another key's pack that has it."""
+    """The newest generation's pack has lost a part of a kernel. Returns the name of another key's pack that has it."""
     other, node = Node(tmp_path, "other", layout="packed"), Node(tmp_path, layout="packed")
     other.tree.kernel("one")
     other.commit("z/v1")
@@ -234,7 +234,7 @@ def trouble_with_another(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture
 def beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A server has lost the newest generation's pack, and cannot read that of another key just now."""
+    """A server has lost the newest generation's pack, and cannot read another key's pack just now."""
     node = Node(tmp_path, layout="packed")
     for name in ("one", "two"):
         node.tree.kernel(name)
@@ -285,7 +285,7 @@ def test_a_repair_takes_no_generation_out_that_may_be_in_the_pack_of_another_key
 
 
 def no_memory(patch: pytest.MonkeyPatch, times: int) -> None:
-    """This process has no memory for a manifest, so many times."""
+    """This process has no memory for a manifest, this many times."""
     real, left = lmdb.open, [lmdb.MemoryError("mmap: Cannot allocate memory")] * times
 
     def mapped(*arguments: Any, **options: Any) -> lmdb.Environment:
@@ -336,7 +336,7 @@ def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:
 
 
 def test_what_a_newer_kstore_has_published_is_left_alone(node: Node, tmp_path: Path) -> None:
-    """Its packs may need what this one does not have."""
+    """Its packs may need something that this version lacks."""
     ref = node.location / node.newest().name
     ref.chmod(0o644)
     ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
@@ -356,14 +356,14 @@ def test_what_a_newer_kstore_has_published_is_left_alone(node: Node, tmp_path: P
     beside = Node(tmp_path, "beside", layout="packed")
     beside.tree.kernel("one")
     beside.commit("model/v2")
-    assert len(beside.newest("model/v2").packs) == 1  # it relies on nothing of the key beside
+    assert len(beside.newest("model/v2").packs) == 1  # it does not rely on the key beside it
 
 
 def published_files(node: Node) -> dict[str, bytes]:
     return {p: data for p, data in contents(node.location).items() if p.startswith(("refs/", "packs/", "blobs/"))}
 
 
-# ---- For who reads single artifacts, or takes them elsewhere
+# ---- For commands that read single artifacts, or take them elsewhere
 
 
 @pytest.mark.parametrize("trouble", [AWAY, FORBIDDEN], ids=repr)

@@ -49,7 +49,7 @@ def volume(tmp_path: Path) -> Iterator[Path]:
 
 
 def remount(volume: Path, options: str) -> None:
-    """A leader may be writing its lease just now: then the kernel refuses."""
+    """A leader may be writing its lease just now: then the kernel refuses to remount."""
     for _ in range(100):
         done = subprocess.run(["mount", "-o", f"remount,{options}", volume], capture_output=True, text=True)
         if "busy" not in done.stderr:
@@ -86,7 +86,7 @@ def test_a_full_store_costs_the_commit_and_not_the_job(
 
 
 def test_commits_that_a_full_store_refuses_leave_nothing_there(volume: Path, tmp_path: Path) -> None:
-    """A job that runs on tries again for as long as it is full."""
+    """A job that runs on tries again for as long as the store is full."""
     tree, store = Tree(tmp_path / "root"), volume / "store"
     tree.kernel("one")
     kstore.Store(store).create()
@@ -128,7 +128,7 @@ def test_a_full_cache_root_costs_the_commit_its_memory_and_no_kernel(
 
 @pytest.fixture
 def crowded(volume: Path, layout: str) -> Node:
-    """A store with what nobody needs any more: half a megabyte, that a gc has condemned."""
+    """A store with half a megabyte that nobody needs any more and that a gc has condemned."""
     node = Node(volume, layout=layout)
     for generation in (1, 2):
         for number in range(10):
@@ -226,7 +226,7 @@ def test_a_read_only_store_is_waited_for_and_nobody_leads(
 def test_a_full_store_keeps_nobody_from_its_seed(
     volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who would wait, and compile for others, cannot say so."""
+    """A worker that would wait, or compile for others, cannot say so."""
     node = Node(volume, "builder")
     node.tree.kernel("one")
     node.commit("seed")
@@ -328,7 +328,7 @@ def test_a_read_only_cache_root_is_left_and_no_variable_points_at_it(
 
 
 def test_a_copy_needs_no_folder_but_the_store_it_writes(volume: Path) -> None:
-    """In a container whose root filesystem is read-only, with a writable store: there is nowhere to link to."""
+    """In a container whose root filesystem is read-only, with a writable store: there is no place to link to."""
     source = Node(volume / "source", layout="packed")
     source.tree.kernel()
     source.commit()

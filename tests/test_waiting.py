@@ -1,7 +1,7 @@
 """What is new in every process, whatever was restored, is no reason for a generation as long as it is little.
 
-The CUDA driver's cache is such: beside what a job needs, each process leaves entries there that no other one reads. So
-are what a job has learnt of its shapes, under its own name, and modules of graphs that torch cannot cache.
+The CUDA driver's cache is an example: besides what a job needs, each process leaves entries there that no other process
+reads. So are what a job has learnt about its shapes, under its own name, and modules of graphs that torch cannot cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.trees import KEY, Node, contents
 pytestmark = pytest.mark.usefixtures("host")
 
 ENTRIES = 32
-"""Of the driver's, published with a kernel."""
+"""How many of the driver's entries are published with a kernel."""
 ENTRY = b"machine code" * 100
 
 
@@ -169,7 +169,7 @@ def test_it_is_published_when_something_lost_is_put_back(fleet: Path) -> None:
 
 
 def module(name: str) -> str:
-    """Named by its content, in which are addresses: `_frozen_param0 = None  # device(type='cpu') … 7febed0a0820`."""
+    """Named by its content, which contains addresses: `_frozen_param0 = None  # device(type='cpu') … 7febed0a0820`."""
     return f"inductor/ab/c{name:q<51}.py"
 
 
@@ -208,7 +208,7 @@ def test_the_first_of_its_kind_does_not_wait_whatever_else_there_is(
 
 
 def test_nothing_waits_in_a_root_that_is_gone_after_the_commit(tmp_path: Path) -> None:
-    """As that of an import."""
+    """For example, the root of an import."""
     node = Node(tmp_path)
     for number in range(20):
         node.tree.put(profile(f"job{number}"), ENTRY)

@@ -1,4 +1,4 @@
-"""Writes cache trees such as real compilers leave them, and workers that use them."""
+"""Writes cache trees like those that real compilers leave, and provides workers that use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tree:
         self.root = root
 
     def put(self, path: str, data: bytes, *, age: float = HOUR, mode: int = 0o644) -> str:
-        """Write a file, by temporary name and rename as the compilers do; `age` is in seconds."""
+        """Write a file under a temporary name and rename it, as the compilers do; `age` is in seconds."""
         target = f"{self.root}/{path}"
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.{os.getpid()}.tmp"
@@ -138,7 +138,7 @@ def _name(data: bytes) -> str:
 
 
 def before_each_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], object]) -> None:
-    """Something happens before a scan reads a file, given by its artifact path; those before it have been offered."""
+    """`happens` is called with a file's artifact path before a scan reads it; the files before it have been offered."""
 
     def read_one_by_one(
         files: Iterable[tuple[Unread, int]],
@@ -153,7 +153,7 @@ def before_each_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], o
 
 
 def failing_to_read(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> None:
-    """A scan reads each file by itself, and fails so with those whose path has that part."""
+    """A scan reads each file by itself, and fails with `error` for those whose path contains `part`."""
 
     def read(path: str) -> Content:
         if part in path:
@@ -174,7 +174,7 @@ def without_nameless(folder: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Relative path → bytes of every regular file, without kstore's own."""
+    """Relative path → bytes of every regular file, without kstore's own files."""
     found, top = {}, str(folder)
     for where, folders, names in os.walk(top):
         if where == top and ".kstore" in folders:
@@ -186,12 +186,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def without_relocated(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Without those that hold paths, and so differ from one root to another."""
+    """Without the files that hold paths, and so differ from one root to another."""
     return {path: data for path, data in files.items() if "__grp__" not in path}
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Everything below a folder, with all that changes when it is written to."""
+    """Everything below a folder, with everything that changes when it is written to."""
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -206,7 +206,7 @@ def entry(content: str = "", flags: int = 0, unit: int = 0, *, mtime_ns: int = 0
 
 @contextmanager
 def unmounted(location: Path) -> Iterator[None]:
-    """The filesystem that a folder was mounted from is away: an empty folder stays, and is empty at the end as well."""
+    """A folder's filesystem is unmounted meanwhile: an empty folder stays, and must still be empty at the end."""
     away = location.with_name("away")
     location.rename(away)
     location.mkdir()
@@ -222,13 +222,13 @@ def grouped(content: str = "") -> Entry:
 
 
 def shared_object() -> bytes:
-    """A real one."""
+    """A real shared object."""
     folder = Path(lmdb.__file__).parent
     return min(folder.glob("*.so"), key=lambda path: path.stat().st_size).read_bytes()
 
 
 def publish(refs: Refs, ref: Ref) -> bool:
-    """As a commit does, without anything before it."""
+    """Publish as a commit does, without the steps before it."""
     with refs.reserve() as reserved:
         return refs.publish(ref, reserved)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for it, so long at most."""
+    """Wait until the condition holds, for this long at most."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

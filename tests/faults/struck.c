@@ -1,4 +1,4 @@
-/* System calls of which one fails. They are numbered from 0 in the order in which they are made. */
+/* System calls, one of which fails. They are numbered from 0 in the order in which they are made. */
 #define STRUCK
 #include "struck.h"
 
@@ -21,12 +21,12 @@ void struck_arm(int which, int error, int how) {
     *what = 0;
 }
 
-/* As Linux before 6.10 does to who has no capability. */
+/* As Linux before 6.10 does to a process without the capability. */
 void struck_refuse_nameless_links(int refuses) { refuses_nameless_links = refuses; }
 
 const char *struck_what(void) { return what; }
 
-/* Whether this call is struck. One that the fault does not apply to is not counted. */
+/* Whether this call is struck. A call that the fault does not apply to is not counted. */
 static int hits(const char *name, int applies) {
     if (!applies || number < 0) return 0;
     const int hit = atomic_fetch_add(&calls, 1) == number;

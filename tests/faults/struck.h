@@ -1,4 +1,4 @@
-/* Read before each source of kstore's compiled calls, so that their system calls are those of struck.c. */
+/* Included before each source of kstore's compiled calls, so that their system calls are those of struck.c. */
 #pragma once
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -45,7 +45,7 @@ def fill(storage: Storage, count: int) -> None:
 
 
 class Memory:
-    """The most memory of this process's own that is seen in use, in MiB: pages of mapped files left out."""
+    """The peak of this process's own memory that was seen in use, in MiB, without pages of mapped files."""
 
     def __init__(self) -> None:
         self.peak = 0

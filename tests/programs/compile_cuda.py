@@ -1,4 +1,4 @@
-"""Compile and run small models on the GPU, Triton kernels of a user's own among them; report what the caches did.
+"""Compile and run small models on the GPU, including Triton kernels of a user's own; report what the caches did.
 
     python compile_cuda.py [--mode MODE] [PART...]
 
@@ -6,10 +6,10 @@ Parts: `own-kernels`, `transformer`, `feed-forward`, `convolution`, `dynamic`; a
 decides where the caches are. The last line on stdout is JSON:
 
     {"outputs": SHA-256 of all outputs, "counters": as compile_models says, "triton": {"hits": n, "compiled": n},
-     "slug": the GPU's name as kstore finds it now that torch is there, "seconds": s}
+     "slug": the GPU's name as kstore finds it now that torch is imported, "seconds": s}
 
-`triton` counts what Triton itself was asked for in this process: kernels that Inductor loads from the bundle of a
-graph are not among them, nor what its compile processes compile.
+`triton` counts what Triton itself was asked for in this process. Kernels that Inductor loads from the bundle of a
+graph do not count, and neither do those that its compile processes compile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def scale_and_add(left, right, out, factor, count, BLOCK: tl.constexpr):
 @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 256, 1024)], key=["count"], cache_results=True)
 @triton.jit
 def square(source, out, count, BLOCK: tl.constexpr):
-    """out = source², in blocks of the size that was found to be the fastest: which one that is stays on disk."""
+    """out = source², in blocks of the size that was found to be the fastest. Which size that is stays on disk."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(source + at, at < count)
     tl.store(out + at, value * value, at < count)
@@ -64,7 +64,7 @@ def call_tuned_kernel(source: Tensor) -> Tensor:
 
 
 def run_own_kernels(mode: str) -> list[Tensor]:
-    """Alone, through Triton's own cache, and in a graph of Inductor's."""
+    """The kernels alone, through Triton's own cache, and in an Inductor graph."""
     left, right = torch.randn(1000).to(DEVICE), torch.randn(1000).to(DEVICE)
     compiled = torch.compile(lambda a, b: call_own_kernel(a.sin(), b) * 2, mode=mode)
     return [call_own_kernel(left, right), call_tuned_kernel(left), compiled(left, right)]
@@ -76,7 +76,7 @@ def run_transformer(mode: str) -> list[Tensor]:
 
 
 def run_feed_forward(mode: str) -> list[Tensor]:
-    """What else is in such a block than attention."""
+    """What such a block has besides attention."""
     block = TransformerBlock(width=512, heads=8).eval().to(DEVICE, torch.bfloat16)
     return [torch.compile(block.feed_forward, mode=mode)(random(4, 128, 512))]
 
@@ -92,7 +92,7 @@ def run_convolution(mode: str) -> list[Tensor]:
 def run_dynamic(mode: str) -> list[Tensor]:
     network = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 128))
     compiled = torch.compile(network.eval().to(DEVICE, torch.bfloat16), dynamic=True, mode=mode)
-    # The next call of a CUDA graph writes where this one's output is.
+    # The next call of a CUDA graph writes to where this one's output is.
     return [compiled(random(rows, 256)).clone() for rows in (16, 48, 112)]
 
 
@@ -116,11 +116,11 @@ class Found:
 
     outputs: list[Tensor] = field(default_factory=list)
     asked: Counter[bool] = field(default_factory=Counter)
-    """How often Triton was asked for a kernel, by whether it had it."""
+    """How often Triton was asked for a kernel, by whether it had the kernel."""
 
 
 def run(mode: str, names: Iterable[str]) -> Found:
-    """Parts, one after the other, with outputs on the CPU."""
+    """Runs parts, one after the other. Outputs are on the CPU."""
     found = Found()
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.asked.update([cache_hit])
     for name in names:

@@ -2,7 +2,7 @@
 
     python compile_dictionary_kernels.py
 
-It needs none of these GPUs. The caller decides where the caches are.
+None of these GPUs is needed. The caller decides where the caches are.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Queries that are turned by their position."""
+    """Queries that are rotated by their position."""
 
     def forward(self, x: Tensor) -> Tensor:
         angles = torch.arange(x.shape[1])[:, None] * torch.arange(x.shape[2] // 2)[None, :] * 0.1
@@ -51,7 +51,7 @@ class Depthwise(nn.Module):
 
 
 class Sampler(nn.Module):
-    """What follows on the logits of a language model."""
+    """What follows the logits of a language model."""
 
     def forward(self, logits: Tensor) -> Tensor:
         scaled = logits / 0.7
@@ -60,7 +60,7 @@ class Sampler(nn.Module):
 
 
 class Bag(nn.Module):
-    """Embeddings, averaged where there is something."""
+    """Embeddings, averaged where there is something to average."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compile a function with JAX, for the CPU, and tell what its persistent cache had.
+"""Compile a function with JAX for the CPU, and report what its persistent cache had.
 
 python compile_jax.py --depth 3
 """

@@ -2,20 +2,20 @@
 
     python compile_kernels.py --sources DIR --count N --release R [--changed-share 0.1] [--first I]
 
-Kernels I … I+N-1 become `DIR/kernel_<i>.py`, one kernel a file, so that a change of one never shifts the
+Kernels I … I+N-1 become `DIR/kernel_<i>.py`, one kernel a file, so that a change to one kernel never shifts the
 line numbers of another (they are part of Triton's key). Each file also says how to compile its kernel.
 `TRITON_CACHE_DIR` decides where the results go. The last line on stdout is JSON:
 
     {"kernels": N, "hits": found in the cache, "compiled": built, "seconds": wall time without imports}
 
-The text of kernel i depends on i alone in release 1. A later release R changes a share of the kernels, and
-no others: with P = round(1 / changed share), those with (i + R) % P == 0. So with the default share of a
-tenth, every ten kernels in a row hold exactly one that differs from release 1. A changed kernel has one
-other constant in its body; a share of 0 changes none. Run again with the same cache, sources and release,
-every kernel is a hit.
+In release 1, the text of kernel i depends on i alone. A later release R changes a share of the kernels and no
+others: with P = round(1 / changed share), those with (i + R) % P == 0. So with the default share of a tenth,
+any ten consecutive kernels contain exactly one that differs from release 1. A changed kernel has one different
+constant in its body; a share of 0 changes none. Run again with the same cache, sources and release, every kernel
+is a hit.
 
-Two runs may work on one DIR at the same time. The path of DIR is in the debug lines of every artifact:
-artifacts are byte-equal only if they were built from the same DIR.
+Two runs may work on one DIR at the same time. The path of DIR is in the debug lines of every artifact: artifacts
+are byte-equal only if they were built from the same DIR.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Choices:
 
 
 def source_text(index: int, *, changed: int) -> str:
-    """The file of one kernel; `changed` is 0, or the release that changed it."""
+    """The source file of one kernel; `changed` is 0, or the release that changed it."""
     choices = Choices(index)
     family = tuple(FAMILIES)[index % len(FAMILIES)]
     body, arguments = FAMILIES[family]
@@ -206,12 +206,12 @@ def changed_release(index: int, *, release: int, share: float) -> int:
 
 
 def write_source(path: Path, text: str) -> None:
-    """Replace the file whole, as another process may import it; leave it alone if it is the same already."""
+    """Replace the whole file, because another process may import it; leave it alone if it is already the same."""
     if path.exists() and path.read_text() == text:
         return
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(text)
-    # A cubin's line table holds its source's modification time, and all containers of an image have the same one.
+    # A cubin's line table holds its source's modification time, which is the same in all containers of an image.
     os.utime(temporary, (IMAGE_TIME, IMAGE_TIME))
     temporary.replace(path)
 
@@ -261,7 +261,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    # A .pyc is trusted by size and whole seconds: two releases in one second would run the same code.
+    # A .pyc is trusted by size and whole seconds: two releases within one second would run the same code.
     sys.dont_write_bytecode = True
     results: Counter[bool] = Counter()
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: results.update([cache_hit])

@@ -2,22 +2,22 @@
 
     python compile_models.py NAME...
 
-Names: `transformer`, `convolution`, `dynamic` (one graph for several batch sizes), `guarded` (one graph
-under two guards: two files in one slot), `training` (also runs backward) and `mlp-<anything>` (a different
-graph for each suffix: `mlp-a`, `mlp-b` …). `gpt2`, `vit` and `unet` need what public_models.py says.
+Names: `transformer`, `convolution`, `dynamic` (one graph for several batch sizes), `guarded` (one graph under two
+guards: two files in one slot), `training` (also runs backward) and `mlp-<anything>` (a different graph for each
+suffix: `mlp-a`, `mlp-b` …). `gpt2`, `vit` and `unet` need the packages that public_models.py names.
 
-The caller decides where the caches are: this program sets no cache variable. The seed and the number of
-threads are fixed, so cache keys and outputs are the same in every process. The last line on stdout is JSON:
+The caller decides where the caches are: this program sets no cache variable. The seed and the number of threads are
+fixed, so cache keys and outputs are the same in every process. The last line on stdout is JSON:
 
     {"outputs": {NAME: SHA-256}, "counters": {"inductor": {…}, "aot_autograd": {…}}, "seconds": s}
 
-The digest is over the exact bytes of all outputs (for `training` the loss and the gradients). `seconds` is
-the wall time of building, compiling and running the models, without the import of torch.
+The digest is over the exact bytes of all outputs (for `training` the loss and the gradients). `seconds` is the wall
+time of building, compiling and running the models, without the import of torch.
 
-In a run that compiles nothing, `fxgraph_cache_miss`, `fxgraph_cache_bypass` and `fxgraph_lookup_write_file`
-(inductor) and `autograd_cache_saved` (aot_autograd) are absent or 0. Other counters do not say so: on a hit
-Inductor adds the counters of the original compile, and `autograd_cache_miss` is 1 in a perfect warm run of
-`dynamic`, because Dynamo asks once more when it starts a trace again.
+In a run that compiles nothing, `fxgraph_cache_miss`, `fxgraph_cache_bypass` and `fxgraph_lookup_write_file` (inductor)
+and `autograd_cache_saved` (aot_autograd) are absent or 0. Other counters do not show this: on a hit Inductor adds the
+counters of the original compile, and `autograd_cache_miss` is 1 in a perfect warm run of `dynamic`, because Dynamo asks
+once more when it starts a trace again.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ MODELS: dict[str, Callable[[], list[Tensor]]] = {
 
 
 PUBLIC = ("gpt2", "vit", "unet")
-"""Those of public_models.py."""
+"""The models of public_models.py."""
 
 
 def run(name: str) -> list[Tensor]:

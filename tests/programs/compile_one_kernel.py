@@ -2,7 +2,7 @@
 
     python compile_one_kernel.py FILE --warps 4 --line 1 --scale 2
 
-FILE is written anew with the kernel, which begins so many lines further down and multiplies by the scale.
+FILE is written anew with the kernel, which begins this many lines further down and multiplies by the scale.
 """
 
 from __future__ import annotations

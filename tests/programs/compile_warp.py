@@ -1,4 +1,4 @@
-"""Compile a module with NVIDIA Warp, for the CPU, and tell whether its cache had it."""
+"""Compile a module with NVIDIA Warp for the CPU, and report whether its cache had it."""
 
 from __future__ import annotations
 

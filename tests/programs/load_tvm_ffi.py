@@ -1,4 +1,4 @@
-"""Build a C++ function with TVM FFI, load and call it: prints what it says of 21."""
+"""Build a C++ function with TVM FFI, load it and call it with 21: prints the result."""
 
 from __future__ import annotations
 

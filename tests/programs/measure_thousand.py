@@ -25,7 +25,7 @@ from kstore.stats.overview import overview
 from kstore.storage import Storage
 
 OWN, COMMON = 150, 50
-"""Artifacts of each key that no other has, and that all have; of 1 kB."""
+"""How many artifacts of 1 kB each key has that no other key has, and how many all keys have."""
 SIZE = 1000
 
 
@@ -63,7 +63,7 @@ def fill(storage: Storage, keys: int) -> int:
 
 
 class Memory:
-    """The most memory of this process's own that is seen in use beyond what there was at first, in MiB."""
+    """The peak of this process's own memory in use beyond what it used at first, in MiB."""
 
     def __init__(self) -> None:
         self.start = self.peak = self._now()

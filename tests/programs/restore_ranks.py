@@ -2,7 +2,7 @@
 
     torchrun … restore_ranks.py KEY FOLDER COUNT [--gloo] [--commit]
 
-With `--gloo` torch.distributed is initialised before; without it torch is not imported at all. With `--commit` the
+With `--gloo` torch.distributed is initialised first; without it torch is not imported at all. With `--commit` the
 last restore is a `kstore.synchronized` in which each rank makes a kernel of its own. FOLDER gets `<rank>.json`:
 
     {"torch": false, "restored": [report of each restore], "committed": report or null}

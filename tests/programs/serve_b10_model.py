@@ -2,8 +2,8 @@
 
     python serve_b10_model.py real|ours FOLDER MODEL...
 
-The environment says where everything is. The last line on stdout is JSON: what load and save returned, and the report
-of `compile_models.py`.
+The environment says where everything is. The last line on stdout is JSON: what load and save returned, and the
+report of `compile_models.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import torch._dynamo  # as a model server has, before it loads anything: it pins torch's own folder into the environment
+import torch._dynamo  # as a model server has before it loads anything: it pins torch's own folder into the environment
 from share_b10 import load_package
 
 

@@ -1,9 +1,10 @@
-"""A FUSE filesystem that shows a folder, to be read only, and hangs from the first read of one of its files on.
+"""A FUSE filesystem that shows a folder read-only, and hangs from the first read of one of its files on.
 
     serve_fuse.py FOLDER MOUNT TEXT
 
-TEXT is in that file's path. It says "ready" once it is mounted, and "hangs" when it does; whoever asks it for something
-then waits until this process is killed. The protocol is that of the kernel's include/uapi/linux/fuse.h.
+TEXT is part of that file's path. The program says "ready" once the filesystem is mounted, and "hangs" when it hangs;
+whoever asks it for something then waits until this process is killed. The protocol is that of the kernel's
+include/uapi/linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import struct
 import sys
 
 HEADER = struct.Struct("=IIQQIIII")
-"""Length, operation, unique, node, and who asks."""
+"""Length, operation, unique, node, and the caller."""
 ANSWER = struct.Struct("=IiQ")
 ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
 ENTRY = struct.Struct("=QQQQII")
 LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 15, 18, 25, 26
 OPENDIR, READDIR, RELEASEDIR, ACCESS, INTERRUPT, BATCH_FORGET = 27, 28, 29, 34, 36, 42
 SILENT = {FORGET, INTERRUPT, BATCH_FORGET}
-"""Nothing is answered to these."""
+"""These get no answer."""
 LONG = 3600
 
 

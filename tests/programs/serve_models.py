@@ -2,9 +2,9 @@
 
     python serve_models.py PORT_FILE NAME [--once]
 
-It prints the names of the files that it finds in `torch_compile_cache` when it starts, writes NAME there as a compiler
-would, and serves. The first answer is 503: it is still loading. The port is left in PORT_FILE. With --once it ends with
-code 7 instead of serving.
+When it starts, it prints the names of the files in `torch_compile_cache`, writes NAME there as a compiler would, and
+serves. The first answer is 503: it is still loading. It leaves its port in PORT_FILE. With --once it exits with code 7
+instead of serving.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Stands in for `vllm serve`: compiles what its cache lacks, then answers. Neither vLLM nor a model is here.
+"""Stands in for `vllm serve`: compiles what its cache lacks, then answers. Neither vLLM nor a model is used.
 
-`python serving.py PORT LAYOUT [DELAY]`: /health is 503 until it is ready and 200 from then on, /compiled says what
-had to be compiled, and /compile compiles one more shape, as a server does for a request of a new kind. With the
+`python serving.py PORT LAYOUT [DELAY]`: /health answers 503 until it is ready and 200 from then on, /compiled says
+what had to be compiled, and /compile compiles one more shape, as a server does for a request of a new kind. With the
 layout "torch" it compiles a small model with the real Inductor, in the folder that vLLM would give it; with "nothing",
 nothing.
 """
@@ -20,7 +20,7 @@ from tests.components.serving_trees import Sglang, Vllm
 
 
 class Server(ThreadingHTTPServer):
-    """What it knows of itself."""
+    """What the server knows about itself."""
 
     daemon_threads = True
     is_ready = False
@@ -29,7 +29,7 @@ class Server(ThreadingHTTPServer):
     compiled: tuple[str, ...] = ()
 
     def start_engine(self, *shapes: tuple[int, int]) -> None:
-        """Compile what is missing, and be ready."""
+        """Compile what is missing, and become ready."""
         self.compiled += tuple(self._compile(shapes or ((1, 8192),)))
         self.is_ready = True
 
@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *what: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def compile_with_torch(root: Path) -> list[str]:

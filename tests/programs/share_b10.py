@@ -8,13 +8,13 @@ SCENES is JSON: name → steps. A step is one of
     ["replica", NAME]                    from here on this replica, with a home folder of its own
     ["write", PATH, TEXT]                what its compiler would leave in torch's cache folder
     ["break"]                            damage what is on the shared volume
-    ["call", FUNCTION, ARGUMENT...]      one of the package's
+    ["call", FUNCTION, ARGUMENT...]      one of the package's functions
 
-In variables and arguments "{volume}" stands for the shared folder, "{home}" for the replica's. The last line on stdout
-is JSON: name → what the calls returned, statuses by their names.
+In variables and arguments "{volume}" stands for the shared folder, and "{home}" for the replica's home folder. The last
+line on stdout is JSON: name → what the calls returned, with statuses by their names.
 
 Each scene has a folder of its own for the volume. The folders that the real package insists on (/cache, /app) are
-taken to be below FOLDER: that is all that is changed in it.
+taken to be below FOLDER: nothing else in the package is changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FREE = {
 
 
 def load_package(which: str, top: Path, app: str = "") -> Any:
-    """The package, with its fixed folders moved below `top`; or one of them, /app, to `app`."""
+    """The package, with its fixed folders moved below `top`; if `app` is given, /app is moved there instead."""
     folders = {"/app": app or f"{top}/app", "/cache": f"{top}/cache"}
     if which == "ours":
         import_module("kstore.integrations.b10.variables").VOLUME = str(top / "cache/model")  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def moved(prefix: str, folders: dict[str, str]) -> str:
 
 
 class Scene:
-    """One deployment, and the replica that acts."""
+    """One deployment, and the replica that acts now."""
 
     def __init__(self, package: Any, top: Path, name: str) -> None:
         self.package = package

@@ -7,11 +7,11 @@ TMP and DATA take the places of /tmp and /data. Steps, in order:
     load                 load_inductor_cache
     sync                 sync_inductor_cache with the hash that load returned
     write NAME CONTENT   what a compiler would write to `ab/NAME` in the cache
-    wait NAME            until somebody has made DATA/NAME
+    wait NAME            until another worker has made DATA/NAME
     done NAME            make DATA/NAME
     compile MODEL        compile a model of compile_models.py
     fill FOLDER          what `inductor` and `triton` in FOLDER hold, where the compilers would have it
-    add FOLDER           a Triton kernel, likewise
+    add FOLDER           a Triton kernel, where Triton would have it
 
 The last line on stdout is JSON: `hash`, what load returned; `cache`, what TORCHINDUCTOR_CACHE_DIR says; `gpu`;
 `report`, that of compile_models.py; and `seconds`, how long load and sync took.
@@ -37,7 +37,7 @@ MODELS = Path(__file__).with_name("compile_models.py")
 
 
 def theirs(tmp: Path, data: Path) -> Any:
-    """fal's module, by its file: `import fal` needs the dependencies of its platform, and this module none of them."""
+    """fal's module, by its file: `import fal` needs the dependencies of its platform, which this module does not."""
     (package,) = importlib.util.find_spec("fal").submodule_search_locations
     spec = importlib.util.spec_from_file_location("their_compilation", f"{package}/toolkit/compilation.py")
     module = importlib.util.module_from_spec(spec)
@@ -49,7 +49,7 @@ def theirs(tmp: Path, data: Path) -> Any:
 
 
 def ours(tmp: Path, data: Path) -> Any:
-    """kstore's."""
+    """kstore's module."""
     from kstore.local import numbered
 
     numbered.NUMBERED_ROOTS = tmp / "kstore"
@@ -71,22 +71,22 @@ def compile_model(name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def timing(seconds: dict[str, float], step: str) -> Iterator[None]:
-    """Take the time of the block."""
+    """Measure the time of the block."""
     started = time.perf_counter()
     yield
     seconds[step] = time.perf_counter() - started
 
 
 def copy(source: Path, target: Path) -> None:
-    """With all times."""
+    """Copy with all times."""
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
 
 
 def run(module: Any, tmp: Path, data: Path, key: str, steps: Iterator[str]) -> dict[str, Any]:
-    """What the steps leave to tell."""
+    """What the steps leave to report."""
     seconds: dict[str, float] = {}
     told: dict[str, Any] = {"gpu": module.get_gpu_type(), "seconds": seconds}
-    # Without TRITON_CACHE_DIR, Inductor has Triton's kernels of each device in a folder in its own.
+    # Without TRITON_CACHE_DIR, Inductor keeps the Triton kernels of each device in a folder inside its own.
     triton = getattr(module, "TRITON_FOLDER", tmp / "inductor-cache/triton/0")
     for step in steps:
         if step == "load":

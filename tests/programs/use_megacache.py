@@ -3,9 +3,9 @@
     python use_megacache.py [--load FILE] [--restore KEY] [--save FILE] [--commit KEY] [--twice] NAME...
 
 `--load` and `--save` are torch's own way, with a file; `--restore` and `--commit` are kstore's, with a key. With
-`--twice` torch is asked for its mega-cache after each model already. Beside the names of `compile_models.py`
-there are `guarded-below` and `guarded-above`: `guarded` under one of its guards. The last line on
-stdout is JSON, with the fields of `compile_models.py` and
+`--twice` torch is asked for its mega-cache after each model already. In addition to the names of `compile_models.py`
+there are `guarded-below` and `guarded-above`: `guarded` under one of its guards. The last line on stdout is JSON, with
+the fields of `compile_models.py` and
 
     {"restored": status, "committed": the commit's report, "saved": {KIND: entries that torch saved}}
 """

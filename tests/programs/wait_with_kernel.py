@@ -1,4 +1,4 @@
-"""One rank of a job of Slurm's: makes a Triton kernel, leaves `made-<rank>` in $FOLDER, and waits to be ended."""
+"""One rank of a Slurm job: makes a Triton kernel, leaves `made-<rank>` in $FOLDER, and waits to be ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations that cannot be read: what is said of them, and what is taken in their place."""
+"""Generations that cannot be read: what is said about them, and what is taken in their place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lose_manifest(node: Node) -> None:
 
 
 def name_another_manifest(node: Node) -> None:
-    """One that no commit makes."""
+    """Make the ref name a manifest that no commit makes."""
     data = Manifest({"inductor/../../outside": entry("one")}).dump()
     node.store.storage.backend.put(blob_name(digest_of(data)), data, stamp(digest_of(data)))
     path = node.location / node.newest().name
@@ -49,14 +49,14 @@ DAMAGE = {"the ref": damage_ref, "the manifest": lose_manifest, "a path": name_a
 
 @pytest.fixture(params=DAMAGE.values(), ids=DAMAGE.keys())
 def damage(request: pytest.FixtureRequest) -> Callable[[Node], None]:
-    """Of the newest generation."""
+    """A kind of damage to the newest generation."""
     done: Callable[[Node], None] = request.param
     return done
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """The committer of two generations, the first of which has one file."""
+    """The worker that committed two generations, the first of which has one file."""
     node = Node(tmp_path)
     for name in ("one", "two"):
         node.tree.wrapper(name)
@@ -113,7 +113,7 @@ def test_what_a_lost_write_has_left_of_a_ref_is_told_in_a_line(
 
 
 def roll_back(node: Node, folder: Path) -> set[str]:
-    """Names of what a fresh worker gets then."""
+    """Roll back. Returns the names of what a fresh worker gets then."""
     node.store.rollback(KEY)
     fresh = Node(folder, "fresh")
     fresh.restore()
@@ -156,14 +156,14 @@ def test_where_no_earlier_generation_can_be_read_a_rollback_says_what_to_do(tmp_
 
 @pytest.fixture
 def newer(node: Node) -> Node:
-    """The same, of three generations: each has what the one before it has."""
+    """The same worker, with three generations: each has what the one before it has."""
     node.tree.wrapper("three")
     node.commit()
     return node
 
 
 def lose(node: Node, name: str) -> None:
-    """What is stored of a wrapper."""
+    """Remove what is stored of a wrapper."""
     (entry,) = (
         entry for path, entry in node.published().items() if node.tree.read(path).startswith(b"# %s\n" % name.encode())
     )

@@ -1,4 +1,4 @@
-"""A manifest that is stored as what it adds to an earlier one: less is written, and nothing else changes."""
+"""A manifest that is stored as its difference from an earlier one: less is written, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER = "model/v2"
 
 
 def listed(number: int, *more: str) -> Manifest:
-    """A manifest of `number` artifacts, and `more`."""
+    """A manifest of `number` artifacts, plus `more`."""
     names = [*(f"triton/{count:05}/k.cubin" for count in range(number)), *more]
     return Manifest(
         {name: entry(name, Flag.LINK, mtime_ns=int.from_bytes(name.encode()[-7:], "little")) for name in names}
@@ -116,7 +116,7 @@ def test_a_declared_size_that_no_delta_has_is_not_read(filled: Node, part: str) 
 
 @pytest.fixture
 def filled(tmp_path: Path, layout: str) -> Node:
-    """A worker whose key has so many artifacts that the list of them is worth a difference."""
+    """A worker whose key has so many artifacts that a difference is worthwhile for its list of them."""
     node = Node(tmp_path, layout=layout)
     fill(node)
     node.commit()
@@ -142,7 +142,7 @@ def assert_all_is_restored(key: str, publisher: Node, folder: Path) -> None:
 
 
 def whole_manifest(node: Node) -> tuple[bytes, int]:
-    """Of the first generation."""
+    """The manifest of the first generation."""
     ref = node.store.storage.refs.get(node.store.scope("model/v1"), 1)
     return ref.manifest, ref.manifest_size
 
@@ -196,7 +196,7 @@ def test_a_ref_that_says_it_wrong_is_damaged(filled: Node, part: str, value: obj
 
 
 def assert_follows_and_outlives(node: Node, first: Node, manifest: bytes, tmp_path: Path) -> None:
-    """The other key's manifest follows on one of the first key's, and stands when that key has gone."""
+    """The other key's manifest follows on one of the first key's, and can be read when that key is gone."""
     found = node.newest(OTHER).delta
     assert found
     assert found.follows == manifest
@@ -283,7 +283,7 @@ def test_a_commit_stores_all_of_its_manifest_where_what_it_would_follow_on_is_da
 
 
 def rot(node: Node, pack: str) -> None:
-    """One byte of artifacts changes; the manifest stays whole."""
+    """Change one byte of artifacts; the manifest stays whole."""
     path = node.location / pack_name(pack)
     frame = PackReader(node.store.storage.backend, pack).index.frames[0]
     path.chmod(0o644)

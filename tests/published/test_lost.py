@@ -1,4 +1,4 @@
-"""Whether packs of the newest generation have gone: asked once for each that a commit finds."""
+"""Whether packs of the newest generation are gone: a commit asks once for each pack that it finds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def known(host: Host) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """Of two generations, each with a pack of its own."""
+    """A worker with two generations, each with a pack of its own."""
     node = Node(tmp_path, layout="packed")
     for name in ("one", "two"):
         node.tree.kernel(name)
@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often it was asked whether a pack is there."""
+    """For each pack, how often it was asked whether it exists."""
     found, real = Counter[str](), BlobStore.has_pack
 
     def has_pack(blobs: BlobStore, pack: str) -> bool:

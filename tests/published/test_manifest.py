@@ -49,7 +49,7 @@ def test_long_paths_are_kept_whole() -> None:
 
 @pytest.mark.parametrize("number", [0, 5000])
 def test_a_path_that_is_there_twice_is_damage(number: int) -> None:
-    """Under its own name and as a long one: which of them is meant nobody can say."""
+    """Under its own name and as a long one: nobody can say which of them is meant."""
     files = {f"inductor/{each:05}/x.py": entry(str(each)) for each in range(number + 1)}
     (path, record) = f"inductor/{number:05}/x.py".encode(), next(pack_entries([entry("other")]))
     rows = {name.encode(): next(pack_entries([found])) for name, found in files.items()}
@@ -84,7 +84,7 @@ def many() -> Manifest:
 
 
 def traced(call: Callable[[], object]) -> tuple[int, int]:
-    """Bytes of what it returns, and how many it has in memory at most."""
+    """Bytes of what the call returns, and the most bytes that it uses in memory."""
     tracemalloc.start()
     try:
         _result = call()

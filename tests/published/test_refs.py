@@ -45,7 +45,7 @@ def refs(backend: PosixBackend) -> Refs:
 
 
 class Told:
-    """A store that tells a listing's end only once somebody has asked for a ref, or after a while."""
+    """A store that ends a listing only once somebody has asked for a ref, or after a while."""
 
     def __init__(self, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, *, patience: float) -> None:
         self.asked = threading.Event()
@@ -103,7 +103,7 @@ def test_nothing_is_read_ahead_where_the_store_is_near(
 def test_what_was_read_ahead_is_for_who_reads_next_alone(
     backend: PosixBackend, refs: Refs, monkeypatch: pytest.MonkeyPatch, generation: int
 ) -> None:
-    """A commit asks again whether a generation is still there, once it has a place for its ref: gc may have been."""
+    """Once a commit has a place for its ref, it asks again whether a generation still exists: gc may have run."""
     for number in (1, 2):
         publish(refs, replace(REF, generation=number))
     monkeypatch.setattr("kstore.published.refs.NEAR", -1.0)
@@ -226,7 +226,7 @@ def test_folders_are_not_followed_deeper_than_a_key_can_be(backend: PosixBackend
     try:
         assert list(refs.scopes()) == [SCOPE]
     finally:
-        for path in reversed(deep):  # pytest cannot.
+        for path in reversed(deep):  # pytest cannot remove them.
             os.rmdir(path)
 
 
@@ -246,7 +246,7 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
 
 
 def test_folders_that_are_no_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
-    """A file server's own, such as Synology's @eaDir or an ext4 root's lost+found."""
+    """Folders of a file server, such as Synology's @eaDir, or an ext4 root's lost+found."""
     publish(refs, REF)
     for name in ("refs/gpu/@eaDir/x", "refs/@eaDir/x", "refs/gpu/lost+found/@x/1", "refs/gpu/a b/@env/1"):
         backend.put(name, b"")

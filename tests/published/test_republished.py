@@ -1,4 +1,4 @@
-"""Generations that are published again although not all that they need is there."""
+"""Generations that are published again although some of what they need is missing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def known(host: Host) -> None:
 
 
 def restored_but(folder: Path, name: str, left_out: int) -> dict[str, bytes]:
-    """What a fresh worker gets where so many files are lost."""
+    """What a fresh worker gets when this many files are lost."""
     fresh = Node(folder, name, layout=None)
     assert fresh.restore().left_out == left_out
     return kernels(fresh)
 
 
 def condemn_blob(node: Node, path: str) -> str:
-    """As gc does with a loose one; returns where it is stored."""
+    """Condemn a loose blob as gc does. Returns where it is stored."""
     digest = node.published()[path].digest
     found = node.store.storage.backend.stat(blob_name(digest))
     write_lists(node.store.storage.backend, [Condemned(False, digest, found.inode, found.mtime_ns, found.size)])

@@ -1,4 +1,4 @@
-"""A new key's first pack leaves out what keys that are named like it have."""
+"""A new key's first pack leaves out what keys with similar names have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def worker(folder: Path, key: str, *, environment: str = ENVIRONMENT) -> Node:
 
 
 def release(folder: Path, number: int, *kernels: str, environment: str = ENVIRONMENT) -> int:
-    """Commit a release from a fresh container; returns how many blobs that stored."""
+    """Commit a release from a fresh container. Returns how many blobs that stored."""
     node = worker(folder, f"v{number}", environment=environment)
     for kernel in kernels:
         node.tree.kernel(kernel)

@@ -1,4 +1,4 @@
-"""Ranks of a job, each a thread with its own environment, on nodes that share a store."""
+"""Ranks of a job, each a thread with an environment of its own, on nodes that share a store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Answer = TypeVar("Answer")
 
 
 def at_once(works: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """All of them at the same time."""
+    """Run all of them at the same time."""
     with ThreadPoolExecutor(len(works)) as pool:
         return [answer.result(60) for answer in [pool.submit(work) for work in works]]
 
 
 def outcome(work: Callable[[], Answer]) -> Answer | Exception:
-    """What it returns or raises."""
+    """What the work returns, or the error that it raises."""
     try:
         return work()
     except Exception as error:
@@ -33,7 +33,7 @@ def outcome(work: Callable[[], Answer]) -> Answer | Exception:
 
 
 class Job:
-    """A job of several ranks. `nodes` names the node, and so the cache root, of each."""
+    """A job of several ranks. `nodes` names each rank's node, and so its cache root."""
 
     def __init__(self, folder: Path, nodes: Sequence[str], port: int = 29500, **settings: Any) -> None:
         self.ranks = [Node(folder, name, **settings) for name in nodes]
@@ -42,13 +42,13 @@ class Job:
             rank.environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": str(port)}
 
     def restore(self, key: str = KEY, **choice: Any) -> list[RestoreReport | Exception]:
-        """On all ranks; what each returns or raises."""
+        """Restore on all ranks. Returns what each rank returns or raises."""
         works = [partial(rank.restore, key, group=True, **choice) for rank in self.ranks]
         return at_once([partial(outcome, work) for work in works])
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this host that nobody listens on."""
+    """Ports of this host on which nobody listens."""
     with ExitStack() as probes:
         sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
         for probe in sockets:
@@ -57,7 +57,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def environ_of(folder: Path) -> dict[str, str]:
-    """Of a process that is to use the store in `folder`, and has none of the user's settings."""
+    """The environment of a process that is to use the store in `folder`, with none of the user's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KSTORE_", "TORCH", "TRITON_"))}
     store = {"KSTORE_ROOT": str(folder / "store"), "KSTORE_GPU": GPU, "KSTORE_ENVIRONMENT": ENVIRONMENT}
     return kept | store | PATH

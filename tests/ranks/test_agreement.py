@@ -1,4 +1,4 @@
-"""The ranks of a job agree: on what the first one offers, or on nothing."""
+"""The ranks of a job agree: on what the first rank offers, or on nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rank_of(
 
 
 def take_part(agreement: Agreement, trouble: str = "") -> tuple[Mapping[str, Any], Verdict]:
-    """As a rank does: begin again where the offer was an old one."""
+    """As a rank does: begin again if the offer was an old one."""
     while True:
         offer = agreement.offer(CHOICE) if agreement.rank == 0 else agreement.read_offer()
         try:
@@ -72,7 +72,7 @@ def test_all_hear_what_rank_0_offers_and_that_all_are_ready(board: Board) -> Non
 
 @pytest.mark.parametrize("rank", range(3))
 def test_what_rank_0_waits_for_others_is_not_counted(board: Board, rank: int) -> None:
-    """It may wait for another job's kernels for much longer than a restore may take."""
+    """Rank 0 may wait for another job's kernels for much longer than a restore may take."""
     (agreement,) = [Agreement(board, rank, 3, "call", seconds=0.1, patience=60, uniform=True)]
     if rank:
         timer = threading.Timer(0.5, lambda: rank_of(board, 0).offer(CHOICE))
@@ -116,7 +116,7 @@ def test_an_offer_of_a_run_that_died_before_its_verdict_is_given_up_for_the_new_
 
 
 def take_part_after(follower: Agreement) -> tuple[Mapping[str, Any], Verdict]:
-    """Vote for an offer that is old."""
+    """Vote for an old offer, and then take part."""
     with pytest.raises(Superseded):
         follower.vote()
     return take_part(follower)
@@ -151,7 +151,7 @@ def test_whoever_leaves_before_the_verdict_decides_that_nobody_restores(board: B
 
 
 def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) -> None:
-    """Rank 0 writes it between the last look and the attempt to leave."""
+    """Rank 0 writes the verdict between the last look and the attempt to leave."""
     leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
 
     class Late:
@@ -206,7 +206,7 @@ def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Boar
 def test_of_two_processes_that_claim_to_be_rank_0_one_gives_way_and_the_others_restore_with_the_other(
     board: Board,
 ) -> None:
-    """It would wait in vain for its whole time."""
+    """Otherwise it would wait in vain for all its time."""
     first, second, follower = rank_of(board, 0, size=2), rank_of(board, 0, size=2), rank_of(board, 1, size=2)
     first.offer(CHOICE)
     second.offer(CHOICE)

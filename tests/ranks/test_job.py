@@ -19,7 +19,7 @@ SRUN = {
     "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
 }  # fmt: skip
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "2"}
-"""Beside those of a step of Slurm's in which its daemons run, one on each node."""
+"""In addition to the variables of a Slurm step in which its daemons run, one on each node."""
 MPIRUN = {"PMIX_NAMESPACE": "1859387393", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"}
 
 
@@ -125,7 +125,7 @@ def test_variables_that_do_not_say_it_are_the_callers_mistake(wrong: dict[str, s
 
 
 def test_it_is_said_which_of_torchruns_variables_are_missing() -> None:
-    """Lightning's own launcher gives its children all but RANK."""
+    """Lightning's own launcher gives its children all of them except RANK."""
     with pytest.raises(UsageError, match="not RANK: that"):
         find_rank({name: value for name, value in TORCHRUN.items() if name != "RANK"})
 

@@ -1,4 +1,4 @@
-"""Real ranks of the launchers beside torchrun: srun, in a cluster of two nodes on this host, and Open MPI's mpirun."""
+"""Real ranks of launchers other than torchrun: srun, in a cluster of two nodes on this host, and Open MPI's mpirun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT = 120
 pytestmark = pytest.mark.slow
 
 Launch = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
-"""Runs a command as four ranks, two for each of the nodes, with a cache root for each node."""
+"""Runs a command as four ranks, two on each node, with a cache root for each node."""
 
 
 class Cluster:
@@ -42,7 +42,7 @@ class Cluster:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Runs its daemons meanwhile."""
+        """Runs the daemons of Slurm while the context lasts."""
         self._configure()
         with ExitStack() as daemons:
             daemons.enter_context(self._daemon("munged", "--foreground", "--force", *self._of_munge()))
@@ -108,7 +108,7 @@ def job_environ(folder: Path) -> dict[str, str]:
 
 
 def on_node(command: Sequence[str], node: str) -> list[str]:
-    """With a cache root that has the name of what `node` is in a shell."""
+    """The command with a cache root named by what `node` expands to in a shell."""
     return ["sh", "-c", f'KSTORE_CACHE_ROOT="$FOLDER/{node}" exec "$@"', "sh", *command]
 
 

@@ -38,7 +38,7 @@ def known_host(host: Host) -> None:
 
 
 def spoil(folder: Path) -> None:
-    """No folder can be made there."""
+    """After this, no folder can be made there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.write_bytes(b"")
 
@@ -295,7 +295,7 @@ def test_later_restores_are_agreed_upon_anew(tmp_path: Path) -> None:
 
 
 def test_no_rank_holds_its_root_while_it_waits_for_one_that_still_needs_it(tmp_path: Path) -> None:
-    """The other rank of the node may not have ended its last restore yet, or have to commit first."""
+    """The node's other rank may not have ended its last restore yet, or may have to commit first."""
     publish(tmp_path, "one")
     job = Job(tmp_path, ("one", "one", "two", "two"))
 

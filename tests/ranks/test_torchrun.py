@@ -1,4 +1,4 @@
-"""Real ranks: two nodes of two ranks each, started by torchrun, on one host with a cache root for each node."""
+"""Real ranks: two nodes of two ranks each, started by torchrun on one host, with a cache root for each node."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def options(request: pytest.FixtureRequest) -> list[str]:
 GLOO_IS_EXHAUSTIVE = pytest.mark.parametrize(
     "options", [pytest.param("gloo", marks=pytest.mark.exhaustive), "environment"], indirect=True
 )
-"""Ranks of a process group each import torch, which takes most of a test's time."""
+"""The ranks of a process group all import torch, which takes most of a test's time."""
 
 
 def start(folder: Path, port: int, number: int, program: Sequence[str]) -> subprocess.Popen[str]:
-    """One node."""
+    """Start one node."""
     of_node = {"KSTORE_CACHE_ROOT": str(folder / NODES[number]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environ = environ_of(folder) | of_node
     torchrun = [
@@ -67,7 +67,7 @@ def torchrun(folder: Path, *program: str) -> str:
 
 
 def end(node: subprocess.Popen[str]) -> None:
-    """With its ranks, which torchrun gives sessions of their own."""
+    """End a node with its ranks, which torchrun starts in sessions of their own."""
     if node.poll() is None:
         ranks = psutil.Process(node.pid).children(recursive=True)
         for process in (*ranks, node):
@@ -76,7 +76,7 @@ def end(node: subprocess.Popen[str]) -> None:
 
 
 def restore(folder: Path, count: int, options: Sequence[str]) -> list[Answer]:
-    """What each rank says, in their order."""
+    """What each rank reports, in the order of the ranks."""
     answers = folder / "answers"
     answers.mkdir()
     torchrun(folder, str(PROGRAM), KEY, str(answers), str(count), *options)
@@ -85,7 +85,7 @@ def restore(folder: Path, count: int, options: Sequence[str]) -> list[Answer]:
 
 @contextmanager
 def publishing(node: Node) -> Iterator[None]:
-    """Another worker publishes one generation after the other meanwhile."""
+    """Another worker publishes one generation after the other while the context lasts."""
     done = threading.Event()
 
     def work() -> None:

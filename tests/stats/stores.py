@@ -23,7 +23,7 @@ def commit(folder: Path, key: str, *kernels: str, gpu: str = H100, layout: str =
 
 
 def busy_store(folder: Path) -> Storage:
-    """Three keys of two GPUs, loose and packed, that share some kernels and not others."""
+    """Three keys of two GPUs, loose and packed, which share some kernels and not others."""
     commit(folder, "llama/v1", "shared", "one")
     commit(folder, "llama/v1", "two")
     commit(folder, "llama/v2", "shared", "one", "three")

@@ -58,7 +58,7 @@ def test_of_the_keys_that_miss_the_latest_are_known(backend: PosixBackend, monke
 def count_restores(root: Path, number: int) -> int:
     backend = PosixBackend(root)
     with pytest.MonkeyPatch.context() as patch:
-        # On a busy machine so many others may count before one has looked for its mark, and counts again.
+        # On a busy machine this many others may count before one has looked for its mark and counts again.
         patch.setattr(pages, "_MARKS", PROCESSES * EACH)
         return sum(add(backend, SCOPE, sample(worker=f"{number}@here")) for _ in range(EACH))
 
@@ -94,7 +94,7 @@ def test_what_a_killed_worker_left_is_counted_once(backend: PosixBackend) -> Non
     add(backend, SCOPE, sample())
     first = backend.get(f"{folder_of(SCOPE)}/0.1")
     add(backend, SCOPE, sample())
-    backend.put(f"{folder_of(SCOPE)}/0.1", first)  # killed before it deleted what came before
+    backend.put(f"{folder_of(SCOPE)}/0.1", first)  # killed before it deleted the page before
     assert read_hits(backend, SCOPE).hits == 2
     add(backend, SCOPE, sample())
     assert pages_in(backend, folder_of(SCOPE)) == ["0.3"]

@@ -1,4 +1,4 @@
-"""What Prometheus would read, by its own client's parser."""
+"""What Prometheus would read, according to its own client's parser."""
 
 from __future__ import annotations
 

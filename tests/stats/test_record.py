@@ -1,4 +1,4 @@
-"""A restore is counted when its caller has the answer, and whatever becomes of that is no trouble of the job's."""
+"""A restore is counted after its caller has the answer, and trouble with the count is no trouble for the job."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def restore_at_once(node: Node, name: str) -> str:
 
 
 def test_workers_that_restore_at_once_are_all_counted(published: Node) -> None:
-    """Four tries each: to lose one takes four lost races in a row. The rest of the fleet is as if it were alone."""
+    """Four tries each: losing one takes four lost races in a row. The rest of the fleet is as if it were alone."""
     in_processes(restore_at_once, [(published, f"worker-{number}") for number in range(WORKERS)])
     assert WORKERS - 1 <= hits(published).hits <= WORKERS
 
@@ -175,7 +175,7 @@ def test_threads_that_restore_at_once_do_not_disturb_each_other(
     running: set[threading.Thread] = set()
 
     class Other(threading.Thread):
-        """While it is asked whether it is at work, another thread has its restore counted."""
+        """While this thread is asked whether it is at work, another thread has its restore counted."""
 
         def is_alive(self) -> bool:
             running.add(Other())

@@ -1,4 +1,4 @@
-"""What `du` says a key would free is what forgetting it frees, to the byte."""
+"""What `du` says that a key would free is what forgetting it frees, to the byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.trees import KEY, Node
 
 KEYS = ("llama/v1", "llama/v2", "flux/dev")
 MEMORY = 64
-"""MiB that reading a store of a thousand keys adds."""
+"""The memory in MiB that reading a store of a thousand keys adds."""
 PROGRAM = Path(__file__).parents[1] / "programs" / "measure_thousand.py"
 
 
@@ -48,7 +48,7 @@ def by_key(storage: Storage) -> Space[str]:
 
 
 def freed_by_forgetting(storage: Storage, key: str, folder: Path) -> int:
-    """Bytes that are gone after it, from a copy of the store."""
+    """The bytes that are gone from a copy of the store after its key was forgotten."""
     copy = shutil.copytree(storage.location, folder / key.replace("/", "-"))
     store = Store(copy, environ={})
     before = objects(store.storage)
@@ -134,7 +134,7 @@ def test_what_no_generation_needs_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_equal_files_are_counted_once(tmp_path: Path) -> None:
-    """One artifact under two keys and two GPUs: four of them in the generations, one in the store."""
+    """One artifact under two keys and two GPUs: four times in the generations, once in the store."""
     data = os.urandom(50_000)
     for key in ("model/v1", "model/v2"):
         for gpu in (A100, H100):
@@ -209,7 +209,7 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", ["a loose commit", "a packed commit", "another key's"])
 def test_what_a_repair_has_saved_in_another_pack_is_not_lost(tmp_path: Path, after: str) -> None:
-    """Earlier generations go on naming the pack that it moved away."""
+    """Earlier generations still name the pack that it moved away."""
     node = Node(tmp_path, layout="packed")
     kernels = [node.tree.kernel(name) for name in ("one", "two")]
     node.tree.put("inductor/ab/clarge.py", os.urandom(5 << 20))

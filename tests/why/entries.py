@@ -1,4 +1,4 @@
-"""Makes entries such as torch writes, as far as their lines go."""
+"""Makes entries like those that torch writes, as far as their lines go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def line(name: str, value: str) -> str:
 
 
 def entry(code: str = "code", **attributes: str) -> bytes:
-    """A pickled graph; names are written with "__" for a bracket: `inductor_config__debug`."""
+    """A pickled graph. In names "__" stands for a bracket: `inductor_config__debug`."""
     lines = [line("gm", code)]
     for name, value in attributes.items():
         outer, _, inner = name.partition("__")

@@ -1,4 +1,4 @@
-"""Which stored graph should have hit, and what kept it from that."""
+"""Which stored graph should have hit, and what kept it from hitting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_another_answer_to_a_stored_key_was_compiled_for_its_guards() -> None:
 
 
 def test_a_graph_that_only_an_aot_entry_has_lacked_its_own() -> None:
-    """Its FX entry was left out of the restore, for one."""
+    """For example, its FX entry was left out of the restore."""
     assert only(graph(FX, x="1"), graph(AOT, x="1")).reason is Reason.MISSING
 
 

@@ -1,4 +1,4 @@
-"""What Inductor's entries say of their keys, read without loading a pickle."""
+"""What Inductor's entries say about their keys, read without loading a pickle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_values_that_are_no_dictionary_are_taken_as_they_are(value: str) -> None
 
 
 class Bomb:
-    """Makes a file when it is loaded."""
+    """An object that makes a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Which stored kernel is compared with one that was compiled anew, and what is said of it."""
+"""Which stored kernel is compared with one that was compiled anew, and what is said about the difference."""
 
 from __future__ import annotations
 
