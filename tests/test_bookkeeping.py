@@ -90,7 +90,7 @@ def test_what_was_measured_during_a_restore_is_joined_with_what_is_published(
 
 
 def test_measurements_that_are_made_anew_keep_what_is_published(tmp_path: Path) -> None:
-    """Torch reads the file, measures for seconds, and replaces it: if two ranks share a root, one's are lost from it."""
+    """Torch reads the file, measures for seconds, and replaces it: if two ranks share a root, one's are gone."""
     node = Node(tmp_path)
     node.tree.timings({"one": 1.0})
     node.commit()

@@ -272,7 +272,7 @@ def test_what_is_whole_of_a_pack_that_only_earlier_generations_name_is_saved(tmp
 
 
 def test_a_store_with_damage_goes_on_shrinking(tmp_path: Path) -> None:
-    """What a pinned generation lacks is in the packs of many others: the one with its manifest and one more are enough."""
+    """What a pinned generation lacks is in the packs of many others: that with its manifest and one more suffice."""
     node = salvaged(tmp_path)
     node.store.pin(KEY, 1)
     for number in range(5):
