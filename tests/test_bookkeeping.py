@@ -180,7 +180,7 @@ def test_a_group_that_is_portable_for_one_writer_and_host_bound_for_another_is_n
     assert manifest.for_host("another") == manifest.files
 
 
-def test_nor_is_one_whose_portable_files_are_all_deeper() -> None:
+def test_a_group_whose_portable_files_are_all_deeper_is_never_mixed_either() -> None:
     bound = {"x/group/one": entry("b", Flag.GROUP | Flag.HOST, 2)}
     manifest = Manifest({"x/group/below/two": entry("a", Flag.GROUP, 2)}, {"host": bound})
     assert manifest.for_host("host") == bound

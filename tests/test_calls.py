@@ -63,7 +63,7 @@ def test_only_what_has_not_changed_is_linked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [calls.link_each, calls.clone_each])
-def test_what_is_no_file_has_changed(tmp_path: Path, way: Way) -> None:
+def test_a_source_that_is_not_a_file_counts_as_changed(tmp_path: Path, way: Way) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(*make(tmp_path, "a"))
     there = {name: os.lstat(tmp_path / name) for name in ("folder", "link")}
@@ -96,7 +96,7 @@ def rows(folder: Path, *flags: int) -> tuple[list[str], bytes]:
     return [*entries], b"".join(pack_entries(entries.values()))
 
 
-def test_of_the_rows_of_a_manifest_those_are_linked_that_have_the_flags(tmp_path: Path) -> None:
+def test_only_rows_of_a_manifest_that_have_the_flags_are_linked(tmp_path: Path) -> None:
     paths, records = rows(tmp_path / "blobs", 1, 2, 3, 5, 1)
     Path(blob_path(str(tmp_path / "blobs"), digest_of(b"4"))).unlink()
     (tmp_path / "stage/c").mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_linked_say_why(tmp_path: Path) -> None:
         calls.link_rows(paths[1:], records, blobs, stage, needed=1, refused=0, clones=False)
 
 
-def test_rows_are_cloned_likewise(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_cloned_say_why(tmp_path: Path) -> None:
     """Nothing can be cloned from one filesystem to another: each row says so, and none leaves a file."""
     paths, records = rows(tmp_path / "blobs", 1, 1)
     with TemporaryDirectory(dir="/dev/shm") as memory:
@@ -393,7 +393,7 @@ def test_publishing_ends_with_what_cannot_be(tmp_path: Path) -> None:
         calls.publish_first(str(tmp_path), [("b", "text", 0o444, None)])  # type: ignore[list-item]
 
 
-def test_of_some_files_none_is_published_if_one_cannot_be_written(tmp_path: Path) -> None:
+def test_no_file_is_published_if_one_of_them_cannot_be_written(tmp_path: Path) -> None:
     """On a full disk they give back the space that they took."""
     needs_nameless(tmp_path)
     sizes = [*range(40), 2000, 1]
@@ -432,7 +432,7 @@ def test_as_many_are_published_at_a_time_as_there_are_descriptors(tmp_path: Path
     assert len(os.listdir(tmp_path)) == 20
 
 
-def test_who_is_nobody_may_publish() -> None:
+def test_the_user_nobody_may_publish() -> None:
     """Without the capability to name an open file directly."""
     needs_nameless(Path("/tmp"))
     if os.geteuid():
@@ -476,7 +476,7 @@ def test_where_there_is_no_descriptor_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[b"\0", "a"], [None], ["a\0b"], 7])
-def test_what_are_no_paths_is_refused(wrong: list[str]) -> None:
+def test_arguments_that_are_not_paths_are_refused(wrong: list[str]) -> None:
     with pytest.raises((TypeError, ValueError)):
         calls.mkdir_each(wrong)
     with pytest.raises((TypeError, ValueError)):
@@ -484,7 +484,7 @@ def test_what_are_no_paths_is_refused(wrong: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], ["1", 1], None])
-def test_what_are_no_sizes_is_refused(tmp_path: Path, sizes: list[int]) -> None:
+def test_arguments_that_are_not_sizes_are_refused(tmp_path: Path, sizes: list[int]) -> None:
     with pytest.raises((TypeError, ValueError)):
         native.read_each(make(tmp_path, "a", "b"), sizes)
 

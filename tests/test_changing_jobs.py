@@ -149,7 +149,9 @@ def test_what_is_compiled_after_a_block_of_another_key_is_of_the_outer_one(found
     assert (outer.committed.new_files, inner.committed.new_files) == (2, 1)
 
 
-def test_so_it_is_after_blocks_in_blocks_in_blocks_and_if_a_body_raises(found: dict[str, Any]) -> None:
+def test_what_is_compiled_after_deeply_nested_blocks_or_a_failed_body_is_of_the_outer_one(
+    found: dict[str, Any],
+) -> None:
     committed = {}
 
     def warm_up(depth: int) -> None:
@@ -167,7 +169,7 @@ def test_so_it_is_after_blocks_in_blocks_in_blocks_and_if_a_body_raises(found: d
 
 
 @pytest.mark.parametrize("way", ["strict", "strict_hits"])
-def test_so_it_is_after_a_block_of_another_key_that_could_not_be_entered(
+def test_what_is_compiled_after_a_block_that_could_not_be_entered_is_of_the_outer_one(
     found: dict[str, Any], tmp_path: Path, way: str
 ) -> None:
     (tmp_path / "unusable").mkdir()
@@ -190,7 +192,7 @@ def test_a_block_that_could_not_be_entered_leaves_what_was_restored_by_hand_in_u
     assert len(warnings(caplog)) == 1
 
 
-def test_so_it_is_in_a_process_that_restored_by_hand(found: dict[str, Any]) -> None:
+def test_what_is_compiled_after_a_block_of_another_key_is_of_the_key_restored_by_hand(found: dict[str, Any]) -> None:
     kstore.restore(KEY, **found)
     with kstore.synchronized(OTHER, **found):
         compile_kernel("other")
@@ -205,7 +207,7 @@ def test_a_block_alone_leaves_the_variables_so_that_late_kernels_go_to_its_root(
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == root_of(block.restored)
 
 
-def test_nor_are_they_put_back_to_a_key_that_was_committed(found: dict[str, Any]) -> None:
+def test_variables_are_not_put_back_to_a_key_that_was_committed(found: dict[str, Any]) -> None:
     kstore.restore(KEY, **found)
     with kstore.synchronized(OTHER, **found) as block:
         kstore.commit(KEY, **found)
@@ -218,7 +220,7 @@ def test_what_the_job_has_set_in_the_block_is_left_alone(found: dict[str, Any], 
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
-def test_who_restores_another_key_before_the_commit_is_told_where_compilers_write(
+def test_a_job_that_restores_another_key_before_the_commit_is_told_where_compilers_write(
     found: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     kstore.restore(KEY, **found)
@@ -228,14 +230,16 @@ def test_who_restores_another_key_before_the_commit_is_told_where_compilers_writ
     ]
 
 
-def test_of_one_key_in_two_roots_too(found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_job_that_restores_its_key_into_another_root_is_told_where_compilers_write(
+    found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         kstore.restore(KEY, cache_root=tmp_path / name, **found)
     where = f"the cache root of {KEY}, not into the one that it had, which is in use"
     assert warnings(caplog) == [f"kstore: from now on compilers write into {where}"]
 
 
-def test_who_leads_a_compiler_elsewhere_after_the_restore_is_told_what_stays_out(
+def test_a_job_that_leads_a_compiler_elsewhere_after_the_restore_is_told_what_stays_out(
     found: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kstore.synchronized(KEY, **found) as block:
@@ -279,7 +283,9 @@ def test_nobody_is_told_of_a_key_that_is_done_with_or_restored_again(
     assert warnings(caplog) == []
 
 
-def test_nor_who_only_reads_for_he_loses_nothing(found: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_only_reads_is_told_of_no_key_because_it_loses_nothing(
+    found: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     for key in (KEY, OTHER):
         kstore.restore(key, mode="read", **found)
     assert warnings(caplog) == []

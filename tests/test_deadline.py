@@ -91,7 +91,7 @@ def test_what_a_signals_handler_raises_is_known_from_what_the_work_does(monkeypa
     assert is_interruption(raised.value)
 
 
-def test_who_was_suspended_and_finds_the_time_gone_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_suspended_beyond_its_time_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits = [0.0], list[float | None]()
 
     def suspended(answer: Answer[str], seconds: float | None) -> bool:
@@ -108,7 +108,7 @@ def test_who_was_suspended_and_finds_the_time_gone_waits_once_more(monkeypatch: 
     assert waits == [4, 4]
 
 
-def test_who_gives_up_while_something_is_shown_waits_for_its_end() -> None:
+def test_giving_up_while_something_is_shown_waits_for_its_end() -> None:
     waiting, shown = Waiting(), []
     with waiting.visible():
         giving_up = threading.Thread(target=lambda: (waiting.give_up(), shown.append("given up")))

@@ -81,11 +81,11 @@ def test_parts_of_what_is_in_memory_need_no_copy(wide: Digests) -> None:
     assert wide(parts) == by_the_library(parts)
 
 
-def test_of_nothing_there_is_nothing(wide: Digests) -> None:
+def test_no_contents_have_no_digests(wide: Digests) -> None:
     assert wide([]) == b"" and digests_of([]) == []
 
 
-def test_what_is_no_bytes_is_refused_and_let_go_of(wide: Digests) -> None:
+def test_an_argument_that_is_not_bytes_is_refused_and_released(wide: Digests) -> None:
     data = bytearray(content(CHUNK))
     with pytest.raises(TypeError):
         wide([data, "text"])  # type: ignore[list-item]
@@ -93,7 +93,7 @@ def test_what_is_no_bytes_is_refused_and_let_go_of(wide: Digests) -> None:
 
 
 @pytest.mark.parametrize("lanes", [0, 4, 32])
-def test_what_the_processor_has_not_is_refused(module: ModuleType, lanes: int) -> None:
+def test_lanes_that_the_processor_lacks_are_refused(module: ModuleType, lanes: int) -> None:
     with pytest.raises(ValueError, match=f"no {lanes} lanes"):
         module.digest_each([], lanes)
 

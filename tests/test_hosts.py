@@ -301,7 +301,7 @@ def the_store_hangs(node: Node, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "restore", [no_rank_is_heard, the_others_never_answer, nobody_can_be_told, rank_0_never_says, the_store_hangs]
 )
-def test_who_is_kept_from_restoring_leaves_nothing_of_the_host_before(
+def test_a_worker_that_is_kept_from_restoring_leaves_nothing_of_the_host_before(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, built = root_from_host_a(tmp_path, monkeypatch)
@@ -418,7 +418,7 @@ def test_an_object_that_cannot_be_removed_costs_nothing_else(
     assert not tree.has(STUCK)
 
 
-def test_who_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
+def test_a_worker_that_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_wrapper(tmp_path)
@@ -541,7 +541,7 @@ def test_a_restore_that_fails_takes_out_what_a_volume_brings_from_another_host(
     assert not Tree(tmp_path / "volume").has("inductor/ab/c1.main.so")
 
 
-def test_of_components_in_each_others_folders_the_uppermost_tells_the_machine(tmp_path: Path) -> None:
+def test_the_uppermost_of_nested_component_folders_tells_the_machine(tmp_path: Path) -> None:
     """An engine leads Inductor into a folder below its own only once it runs: no restore has seen it there."""
     volume = tmp_path / "volume"
     outer = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume)}, {})
@@ -568,7 +568,7 @@ def test_a_commit_does_not_vouch_for_a_folder_in_which_something_of_another_host
     assert not (tmp_path / "volume/inductor/.kstore/machine").exists()
 
 
-def test_who_restores_nothing_of_a_host_does_not_wait_for_its_compiler(
+def test_a_restore_of_nothing_host_bound_does_not_wait_for_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Node(tmp_path).tree.wrapper()

@@ -251,7 +251,7 @@ def test_a_full_store_is_not_asked_again_for_each_file(linked: Node, monkeypatch
     assert len(asked) < 6  # a list, one file of each thread, and all again, at most 128 at a time
 
 
-def test_one_that_somebody_has_changed_is_not_relied_upon(linked: Node, tmp_path: Path) -> None:
+def test_a_blob_that_somebody_has_changed_is_not_relied_upon(linked: Node, tmp_path: Path) -> None:
     wrapper = linked.tree.wrapper("before")
     for blob in (linked.location / "blobs").glob("*/*"):
         blob.chmod(0o644)
@@ -273,7 +273,9 @@ def test_no_name_is_taken_that_gc_has_condemned(linked: Node) -> None:
     assert linked.published()[wrapper].digest in in_packs(linked) & there
 
 
-def test_who_is_taken_for_dead_while_files_are_read_begins_again(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_taken_for_dead_while_files_are_read_begins_again(
+    linked: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     linked.tree.kernel("new")
 
     def gc_ends_writers() -> None:
@@ -350,7 +352,7 @@ def test_what_was_read_is_stored_while_it_is_merged(
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_who_was_alone_does_not_look_for_keys_beside_it_again(
+def test_a_key_that_was_alone_does_not_look_for_keys_beside_it_again(
     beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beside a key must be looked up again once a place for its ref is reserved, if any of it is relied on."""

@@ -95,7 +95,7 @@ def test_it_is_put_back(damaged: Node, tmp_path: Path) -> None:
     assert restored(tmp_path, "third") == kernels(damaged)
 
 
-def test_it_is_put_back_by_who_restores_once_more_in_between(damaged: Node, tmp_path: Path) -> None:
+def test_it_is_put_back_by_a_worker_that_restores_once_more_in_between(damaged: Node, tmp_path: Path) -> None:
     other = worker(damaged)
     compile_all(other)
     assert other.restore().status is RestoreStatus.CURRENT
@@ -103,7 +103,7 @@ def test_it_is_put_back_by_who_restores_once_more_in_between(damaged: Node, tmp_
     assert restored(tmp_path, "third") == kernels(damaged)
 
 
-def test_it_is_put_back_by_who_commits_before(damaged: Node, tmp_path: Path) -> None:
+def test_it_is_put_back_by_a_worker_that_commits_before(damaged: Node, tmp_path: Path) -> None:
     other = worker(damaged)
     assert other.commit().status is CommitStatus.UNCHANGED
     other.tree.wrapper()
@@ -141,7 +141,7 @@ def test_what_can_be_read_again_is_not_uploaded(damaged: Node, tmp_path: Path) -
     assert other.commit().status is CommitStatus.UNCHANGED
 
 
-def test_of_those_who_commit_at_once_one_puts_it_back(
+def test_one_of_those_who_commit_at_once_puts_it_back(
     damaged: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = worker(damaged, "first"), worker(damaged, "second")
@@ -153,7 +153,7 @@ def test_of_those_who_commit_at_once_one_puts_it_back(
     assert restored(tmp_path, "third") == kernels(damaged)
 
 
-def test_who_loses_the_race_does_not_upload_it_twice(damaged: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_loses_the_race_does_not_upload_it_twice(damaged: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, layout = damaged.location.parent, damaged.store.settings.layout
     healthy, other = Node(folder, "healthy", layout=layout), Node(folder, "other", layout=layout)
     missed = len(other.restore().skipped)
@@ -186,7 +186,9 @@ def test_it_is_put_back_in_a_key_that_grew_from_it(damaged: Node, tmp_path: Path
     assert kernels(third) == kernels(damaged)
 
 
-def test_it_is_not_relied_upon_by_who_has_not_seen_that_it_is_damaged(damaged: Node, tmp_path: Path) -> None:
+def test_a_damaged_blob_is_not_relied_upon_by_a_worker_that_has_not_seen_the_damage(
+    damaged: Node, tmp_path: Path
+) -> None:
     """For another key, whose first commit looks only whether blobs exist."""
     other, third = Node(tmp_path, "other", layout=damaged.store.settings.layout), Node(tmp_path, "third")
     compile_all(other)

@@ -195,7 +195,7 @@ def test_a_group_comes_whole_though_most_of_it_was_declined() -> None:
     assert set(merged.taken) == set(changed)
 
 
-def test_of_what_is_all_new_a_slot_takes_no_more_than_its_variants() -> None:
+def test_a_slot_of_new_answers_takes_no_more_than_its_variants() -> None:
     slot = {f"fxgraph/k/{number}": variant(str(number), number) for number in range(MAX_VARIANTS + 2)}
     merged = merge({}, {}, {"file": A, **slot, **kernel("K", "ours")}, {})
     assert set(merged.taken) == {"file", *[*slot][:MAX_VARIANTS], *kernel("K", "ours")} == merged.files.keys()
@@ -386,7 +386,7 @@ def by_other_rules(files: Files) -> Files:
 
 @settings(max_examples=300, deadline=None)
 @given(base=sides(), theirs=sides(), ours=sides(), is_ours=st.booleans(), is_bases=st.booleans())
-def test_nor_where_one_of_them_had_other_rules(
+def test_a_group_never_mixes_two_writers_of_other_rules(
     base: Files, theirs: Files, ours: Files, is_ours: bool, is_bases: bool
 ) -> None:
     theirs, ours = (theirs, by_other_rules(ours)) if is_ours else (by_other_rules(theirs), ours)
@@ -427,7 +427,7 @@ def test_where_a_folder_is_published_ours_may_have_no_file() -> None:
     assert not has_news(merged)
 
 
-def test_what_other_hosts_have_counts_too() -> None:
+def test_paths_of_other_hosts_count_too() -> None:
     merged = merge({}, {}, {"x/a": B, "y/b/c": B}, {}, [{"x/a/b": A}, {"y/b": A}])
     assert merged.files == {}
     assert merged.declined.keys() == {"x/a", "y/b/c"}

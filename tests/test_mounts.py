@@ -16,7 +16,7 @@ def test_a_mount_is_told_with_its_device_and_kind() -> None:
 
 
 @pytest.mark.privileged
-def test_a_blank_in_its_path_is_one(tmp_path: Path) -> None:
+def test_a_blank_in_the_path_of_a_mount_is_read_as_a_blank(tmp_path: Path) -> None:
     folder = tmp_path / "with a blank"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=False).returncode:

@@ -96,7 +96,7 @@ def test_a_second_commit_looks_at_none_of_it_and_a_restore_puts_it_right_all_the
 
 
 @pytest.mark.parametrize("take", [moved, copied])
-def test_so_it_is_where_there_is_nothing_to_restore(take: Callable[[Path, Path], None], tmp_path: Path) -> None:
+def test_a_restore_that_misses_puts_a_moved_root_right_too(take: Callable[[Path, Path], None], tmp_path: Path) -> None:
     before = Node(tmp_path, "before")
     before.tree.kernel("one")
     before.commit()

@@ -74,7 +74,7 @@ def test_every_file_that_is_made_is_let_through(count: int, rows: int) -> None:
     }.items(),
     ids=lambda item: item[0],
 )  # fmt: skip
-def test_what_leads_astray_is_refused(data: tuple[str, bytes]) -> None:
+def test_pages_that_lead_astray_are_refused(data: tuple[str, bytes]) -> None:
     with pytest.raises(IntegrityError):
         check_pages(data[1])
 

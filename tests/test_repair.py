@@ -289,7 +289,7 @@ def test_a_store_with_damage_goes_on_shrinking(tmp_path: Path) -> None:
     assert placed(tmp_path, "after", 1) == whole(kernels(node))
 
 
-def test_what_gc_may_be_about_to_delete_does_not_do_in_the_place_of_what_it_keeps(tmp_path: Path) -> None:
+def test_a_pack_that_gc_may_delete_does_not_replace_the_one_that_it_keeps(tmp_path: Path) -> None:
     node = salvaged(tmp_path)
     storage = node.store.storage
     ref = storage.refs.get(node.store.scope(KEY), 1)
@@ -332,7 +332,7 @@ def test_verify_knows_what_was_saved_and_notes_what_is_lost_once(tmp_path: Path)
     assert len(noted) == 2  # The pack, and the blob.
 
 
-def test_who_rolls_back_while_a_repair_moves_packs_gets_what_is_left(
+def test_a_rollback_while_a_repair_moves_packs_gets_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = damaged(tmp_path)

@@ -250,7 +250,9 @@ def test_what_came_from_a_seed_stays_withdrawn_and_what_was_compiled_since_does_
     assert list(second.published("model/v2")) == [compiled]
 
 
-def test_who_starts_from_a_seed_after_the_key_was_forgotten_publishes_all_of_it(first: Node, second: Node) -> None:
+def test_a_worker_that_starts_from_a_seed_after_the_key_was_forgotten_publishes_all_of_it(
+    first: Node, second: Node
+) -> None:
     first.commit("model/v2")
     first.store.forget("model/v2")
     second.restore("model/v2", seed=KEY)
@@ -362,7 +364,7 @@ FILE, FOLDER = "inductor/ab/artifact", "inductor/ab/artifact/yc/cyc.py"
 
 
 @pytest.mark.parametrize(("published", "ours"), [(FILE, FOLDER), (FOLDER, FILE)])
-def test_of_a_file_and_a_folder_of_one_name_the_published_one_stays(
+def test_a_published_file_or_folder_stays_in_the_place_of_the_other_kind(
     tmp_path: Path, layout: str, published: str, ours: str
 ) -> None:
     builder, other, third = (Node(tmp_path, name, layout=layout) for name in ("builder", "other", "third"))
@@ -1208,7 +1210,7 @@ def test_a_store_whose_parent_is_missing_is_unavailable(tmp_path: Path) -> None:
             use(KEY)
 
 
-def test_the_published_can_be_looked_at(first: Node) -> None:
+def test_published_generations_can_be_looked_at(first: Node) -> None:
     scope = first.store.scope(KEY)
     assert list(first.store.scopes()) == list(first.store.scopes(KEY)) == [scope]
     assert list(first.store.scopes("other")) == []
@@ -1320,7 +1322,7 @@ def test_a_bad_seed_always_raises(tmp_path: Path, functions: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("generation", ["1", 1.0, True, 0, -1], ids=repr)
 @pytest.mark.parametrize("call", ["restore", "rollback", "pin", "unpin"])
-def test_what_is_no_generation_is_refused(first: Node, call: str, generation: Any) -> None:
+def test_a_number_that_is_not_a_generation_is_refused(first: Node, call: str, generation: Any) -> None:
     first.tree.wrapper()
     first.commit()
     with pytest.raises(UsageError, match=f"generation={generation!r}"):
@@ -1328,7 +1330,7 @@ def test_what_is_no_generation_is_refused(first: Node, call: str, generation: An
 
 
 @pytest.mark.parametrize("function", [restore, synchronized])
-def test_it_is_refused_before_anything_is_done(
+def test_a_bad_generation_is_refused_before_anything_is_done(
     tmp_path: Path, functions: dict[str, Any], function: Callable[..., Any]
 ) -> None:
     with pytest.raises(UsageError, match="generation='1'"):
@@ -1384,7 +1386,9 @@ def test_trouble_does_not_disturb_the_body(
 
 
 @pytest.mark.parametrize("verb", ["restore", "commit"])
-def test_who_waits_too_long_for_a_cache_root_is_told_of_it_and_not_of_the_store(first: Node, verb: str) -> None:
+def test_a_worker_that_waits_too_long_for_a_cache_root_is_told_of_it_and_not_of_the_store(
+    first: Node, verb: str
+) -> None:
     store = first.store
     is_held_up = Haste(lambda: store.waiting.describe("") != "", 0.0)
     named = re.escape(f"waiting for another process that has {first.tree.root}/.kstore/lock has taken more than ")
@@ -1455,7 +1459,7 @@ def test_a_umask_that_hides_what_is_committed_is_a_warning(
     assert len(lines) == len(warnings(caplog)) == told
 
 
-def test_a_root_with_the_kernels_of_the_seed_is_none(
+def test_a_root_with_the_kernels_of_the_seed_is_no_warning(
     first: Node, second: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     first.tree.wrapper()

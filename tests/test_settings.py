@@ -299,7 +299,7 @@ def test_only_files_of_this_user_and_of_root_count(shared: Path, file: str, owne
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_so_do_those_of_the_project_that_this_user_works_in(shared: Path) -> None:
+def test_files_of_the_project_that_this_user_works_in_count_too(shared: Path) -> None:
     (shared / "kstore.toml").write_text('store = "/other"\n')
     for path in (shared, shared / "kstore.toml"):
         os.chown(path, SOMEBODY + 1, -1)

@@ -265,7 +265,7 @@ def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return come
 
 
-def test_who_comes_while_all_is_placed_and_waits_relies_on_a_second_look(
+def test_a_worker_that_comes_while_everything_is_placed_and_waits_relies_on_a_second_look(
     published: Node, come_late: Callable[..., Another], scans: list[str]
 ) -> None:
     late = come_late()
@@ -315,7 +315,9 @@ def test_what_has_changed_since_it_came_is_looked_for(
     assert not come_late(lambda: happens(published)).has_restored()
 
 
-def test_who_asked_for_a_generation_looks_for_itself(published: Node, come_late: Callable[..., Another]) -> None:
+def test_a_worker_that_asked_for_a_generation_looks_for_itself(
+    published: Node, come_late: Callable[..., Another]
+) -> None:
     assert not come_late(generation=1).has_restored()
 
 

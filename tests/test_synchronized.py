@@ -474,7 +474,9 @@ def test_what_the_body_raised_goes_on_though_the_commit_was_to_raise_too(
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_without_that_the_commit_raises(tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool) -> None:
+def test_a_strict_commit_that_fails_raises_if_the_body_did_not(
+    tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool
+) -> None:
     with pytest.raises(kstore.StoreUnavailable), kstore.synchronized(KEY, live=live, strict=True, **settings):
         tree.wrapper()
         (tmp_path / "store").write_text("no folder")
@@ -494,7 +496,7 @@ def test_a_generator_that_is_closed_early_has_not_failed(tree: Tree, settings: d
     assert published(settings) == 1
 
 
-def test_of_a_watch_neither(tree: Tree, settings: dict[str, Any]) -> None:
+def test_a_generator_that_is_closed_early_in_a_watch_has_not_failed(tree: Tree, settings: dict[str, Any]) -> None:
     def batches() -> Generator[int]:
         kstore.restore(KEY, **settings)
         with kstore.watch(KEY, on_error="discard", **settings):
@@ -507,7 +509,7 @@ def test_of_a_watch_neither(tree: Tree, settings: dict[str, Any]) -> None:
     assert published(settings) == 1
 
 
-def test_who_requires_hits_hears_of_it_when_the_generator_is_closed(
+def test_a_job_that_requires_hits_hears_of_it_when_the_generator_is_closed(
     tree: Tree, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     tree.wrapper()
@@ -524,7 +526,7 @@ def test_who_requires_hits_hears_of_it_when_the_generator_is_closed(
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_who_wants_to_hear_of_a_failed_commit_does_so_then(
+def test_a_strict_block_in_a_generator_that_is_closed_raises_a_failed_commit(
     tree: Tree, tmp_path: Path, settings: dict[str, Any], live: bool
 ) -> None:
     def batches() -> Generator[int]:
@@ -539,13 +541,13 @@ def test_who_wants_to_hear_of_a_failed_commit_does_so_then(
         running.close()
 
 
-def test_who_wants_hits_and_misses_is_told_what_was_looked_for(settings: dict[str, Any]) -> None:
+def test_a_miss_with_strict_hits_says_what_was_looked_for(settings: dict[str, Any]) -> None:
     told = f"nothing is restored for {KEY} on {GPU}, {ENVIRONMENT}: nothing is published; leave out strict_hits"
     with pytest.raises(kstore.MissError, match=told), kstore.synchronized(KEY, strict_hits=True, **settings):
         pass
 
 
-def test_who_wants_hits_of_what_is_damaged_is_told_so(tree: Tree, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_damage_with_strict_hits_is_reported(tree: Tree, settings: dict[str, Any], tmp_path: Path) -> None:
     tree.wrapper()
     kstore.commit(KEY, **settings, layout="loose")
     for blob in Path(settings["store"]).glob("blobs/*/*"):

@@ -113,7 +113,7 @@ def test_many_rows(count: int) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"short", b"\0" * 4096, b"\0" * 65536, b"\xff" * 65536, b"SQLite format 3\0" * 512]
 )
-def test_what_is_no_table_file_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_table_file_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         tablefiles.load(data)
 
@@ -157,7 +157,7 @@ except KstoreError as error:
 """
 
 
-def test_who_has_no_room_for_a_table_says_so() -> None:
+def test_a_process_without_room_for_a_table_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("cannot build a file of 408000 bytes of rows in memory: "), done.stderr
 

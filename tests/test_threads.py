@@ -160,7 +160,7 @@ def test_all_threads_end_where_a_signals_handler_raises_while_one_is_started(mon
     assert ends[0].acquire(timeout=60)
 
 
-def test_who_starts_a_thread_does_not_wait_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_does_not_wait_until_a_new_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread would take the interpreter for work that is not wanted yet."""
     waiting = list[tuple[Any, Any]]()
     start = _thread.start_new_thread

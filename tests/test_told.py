@@ -102,7 +102,7 @@ def test_a_job_that_used_what_was_restored_and_compiled_nothing_is_no_trouble(
     assert [line for line in warnings(told) if "nothing to commit" in line] == []
 
 
-def test_nor_is_one_that_only_reads(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_only_reads_is_no_trouble(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     with kstore.synchronized(KEY, **settings(tmp_path, mode="read")):
         pass
     assert warnings(told) == []

@@ -90,7 +90,7 @@ def test_what_is_being_committed_does_not_go_into_its_place(
     assert Node(tmp_path, "third").restore().placed == 8
 
 
-def test_nor_where_it_went_before_anything_was_restored(
+def test_no_other_store_is_made_where_it_went_before_anything_was_restored(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with FUSE: every call fails, and later the mount point is empty."""
@@ -158,13 +158,13 @@ def test_nothing_is_counted_in_its_place(worker: Node) -> None:
     assert list(worker.location.iterdir()) == []
 
 
-def test_who_looked_in_vain_for_a_store_makes_one(worker: Node) -> None:
+def test_a_worker_that_looked_in_vain_for_a_store_makes_one(worker: Node) -> None:
     unmount(worker)
     assert worker.restore().status is RestoreStatus.MISS
     assert worker.commit().status is CommitStatus.COMMITTED
 
 
-def test_who_has_asked_for_nothing_makes_one(worker: Node, tmp_path: Path) -> None:
+def test_a_worker_that_has_asked_for_nothing_makes_a_store(worker: Node, tmp_path: Path) -> None:
     unmount(worker)
     node = Node(tmp_path, "third")
     node.tree.kernel("two")

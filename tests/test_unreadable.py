@@ -123,7 +123,7 @@ def place_of(node: Node, digest: bytes, ref: Ref) -> str:
     return next((f"packs/{pack}" for pack in ref.packs if digest in holds([pack])), blob_name(digest))
 
 
-def test_trouble_that_passes_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_that_passes_is_not_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     trouble_with(monkeypatch, name_of(node, "cubin"), AWAY, times=1)
     assert node.store.verify().ok
 

@@ -207,7 +207,7 @@ def test_the_first_of_its_kind_does_not_wait_whatever_else_there_is(
     assert node.commit().new_files == 1
 
 
-def test_nothing_waits_in_a_root_that_is_gone_after_the_commit(tmp_path: Path) -> None:
+def test_nothing_waits_in_a_root_that_is_removed_after_the_commit(tmp_path: Path) -> None:
     """For example, the root of an import."""
     node = Node(tmp_path)
     for number in range(20):

@@ -33,7 +33,7 @@ def test_whole_seconds_have_no_fraction() -> None:
     assert long_duration(7) == "7 s"
 
 
-def test_an_age_from_the_future_is_none() -> None:
+def test_an_age_from_the_future_is_zero() -> None:
     assert age(time.time() + 1000) == "0 s"
 
 
@@ -45,12 +45,12 @@ def test_durations_are_read(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "5x", "-3h", "0s", "1h30m", "nan"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         parse_duration(text)
 
 
-def test_what_nobody_could_wait_for_or_store_is_refused_with_the_limit() -> None:
+def test_durations_and_sizes_beyond_the_limit_are_refused_with_the_limit() -> None:
     for text in ("9" * 400, "36501d"):
         with pytest.raises(ValueError, match="36500d, a hundred years, is the limit"):
             parse_duration(text)
@@ -71,5 +71,5 @@ def test_shortening_cuts_out_the_middle() -> None:
     assert shorten("longer", 5) == "lo…er"
 
 
-def test_what_steers_a_terminal_is_replaced() -> None:
+def test_characters_that_steer_a_terminal_are_replaced() -> None:
     assert printable("a\x1b[31mb\x07\udc80é\n") == "a\ufffd[31mb\ufffd\ufffdé\n"

@@ -59,7 +59,7 @@ class BackendConformance:
         assert backend.get_many([(name, len(data)) for name, data in objects.items()]) == [*objects.values()]
         assert backend.get_many([]) == []
 
-    def test_what_is_not_as_large_as_said_or_not_there_is_not_among_many(self, backend: Backend) -> None:
+    def test_many_are_got_without_objects_of_another_size_or_missing_ones(self, backend: Backend) -> None:
         backend.put("folder/name", b"content")
         wanted = [("folder/name", 6), ("folder/name", 8), ("missing", 0), ("folder", 0), ("folder/name", 7)]
         assert backend.get_many(wanted) == [None, None, None, None, b"content"]

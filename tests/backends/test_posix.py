@@ -52,7 +52,7 @@ def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
     assert os.stat(backend.path("name")).st_nlink == 1
 
 
-def test_what_holds_nothing_is_whole_at_once(backend: PosixBackend) -> None:
+def test_an_empty_object_is_whole_at_once(backend: PosixBackend) -> None:
     """Far away, each step of a way through `tmp/` takes milliseconds."""
     assert backend.put_if_absent("used/one", b"")
     assert not backend.put_if_absent("used/one", b"")
@@ -273,7 +273,7 @@ def test_nobody_waits_until_a_file_that_is_far_away_is_closed(backend: PosixBack
     assert set(os.listdir("/proc/self/fd")) == fds
 
 
-def test_of_files_that_cannot_be_closed_only_a_few_stay_open(
+def test_only_a_few_files_that_cannot_be_closed_stay_open(
     backend: PosixBackend, far: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a dead mount, closing may hang. Then the reader of the next file hangs there, as without any thread."""

@@ -37,7 +37,7 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert "| ours: lap | theirs | ≤ 0.5 |  | not measured |" in report.summary([made])
 
 
-def test_nothing_is_never_a_part_of_nothing() -> None:
+def test_a_claim_against_a_peer_that_takes_no_time_is_not_met() -> None:
     """A peer that takes no time at all cannot be beaten by any factor."""
     made = table([1], [0], 2)
     verdict = made.verdict(made.claims[0])

@@ -87,9 +87,7 @@ def test_somebody_in_a_hurry_looks_through_some_packs_only(
     assert len(fetch(blobs, [b"%d" % number for number in range(20)])) == 20
 
 
-def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
-    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hurry_that_ends_late_does_not_end_the_next_one(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.blobs.blobstore.MOST_SEARCHED", 5)
     for number in range(6):
         store(blobs, Layout.PACKED, b"%d" % number)
@@ -101,7 +99,7 @@ def test_who_comes_to_no_end_does_not_end_the_hurry_of_who_comes_next(
 
 
 @pytest.mark.parametrize("place", ["a pack that is named", "the loose blob", "another pack"])
-def test_for_somebody_in_a_hurry_a_blob_is_missing_whatever_ails_other_packs(
+def test_in_a_hurry_a_blob_is_missing_whatever_is_wrong_with_other_packs(
     place: str, blobs: BlobStore, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, other = (store(blobs, Layout.PACKED, data)[0] for data in (b"named", b"other"))

@@ -89,13 +89,13 @@ def test_a_frame_that_needs_an_unknown_one_is_refused(backend: PosixBackend, siz
         fetch(backend, "0" * 64, [data])
 
 
-def test_who_writes_with_another_one_writes_refs_of_a_higher_format() -> None:
+def test_a_writer_that_uses_another_dictionary_writes_refs_of_a_higher_format() -> None:
     """An older kstore leaves such refs alone. Without that it would take the frames for damaged."""
     assert {FORMAT: NEWEST} == {1: 0x6B730001}
 
 
 @pytest.mark.parametrize("damage", ["is gone", "is cut short", "is another one"])
-def test_one_that_is_not_as_it_was_installed_is_no_damage_of_a_store(
+def test_a_dictionary_that_is_not_as_it_was_installed_is_not_damage_of_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     file = tmp_path / f"dictionaries/{NEWEST:08x}.zst"

@@ -70,7 +70,7 @@ def test_putting_again_stores_nothing(backend: PosixBackend, loose: LooseBlobs) 
     assert path_of(backend, b"one").stat() == before
 
 
-def test_a_blob_of_another_size_is_not_had(loose: LooseBlobs) -> None:
+def test_a_blob_of_another_size_counts_as_missing(loose: LooseBlobs) -> None:
     loose.put_many([(digest_of(b"one"), b"one")])
     assert not loose.has(digest_of(b"one"), 4)
     assert not loose.has(digest_of(b"two"), 3)
@@ -87,7 +87,7 @@ def test_a_blob_that_was_changed_is_not_relied_upon_and_one_whose_time_alone_was
     assert loose.unreliable({one: 3, two: 3, three: 5, four: 4}) == ({four: 4}, {two})
 
 
-def test_of_many_blobs_those_are_told_that_are_not_here(loose: LooseBlobs) -> None:
+def test_the_missing_ones_of_many_blobs_are_found(loose: LooseBlobs) -> None:
     blobs = [(digest_of(data), data) for data in (b"%d" % number for number in range(3000))]
     loose.put_many(blobs[::2])
     sizes = {digest: len(data) for digest, data in blobs}
@@ -124,7 +124,9 @@ def test_a_blob_bears_its_stamp(backend: PosixBackend, loose: LooseBlobs, data: 
     assert not bears_stamp(mtime_ns + 1, digest)
 
 
-def test_so_does_one_that_takes_the_place_of_what_a_crash_cut_short(backend: PosixBackend, loose: LooseBlobs) -> None:
+def test_a_blob_that_replaces_one_cut_short_by_a_crash_bears_its_stamp(
+    backend: PosixBackend, loose: LooseBlobs
+) -> None:
     digest = digest_of(b"one")
     loose.put_many([(digest, b"one")])
     alter(path_of(backend, b"one"), b"o")
@@ -157,7 +159,7 @@ def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: Posix
     assert not is_published(str(path), digest, 3)
 
 
-def test_that_it_was_read_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
+def test_reading_a_blob_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:
     """Access times tell which files a compiler has read, and a hard link has the blob's access time."""
     loose.put_many([(digest_of(b"one"), b"one")])
     path = path_of(backend, b"one")
@@ -166,7 +168,7 @@ def test_that_it_was_read_leaves_no_trace(backend: PosixBackend, loose: LooseBlo
     assert path.stat().st_atime_ns == 0
 
 
-def test_what_is_no_file_is_no_blob(tmp_path: Path) -> None:
+def test_only_a_regular_file_can_be_a_blob(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()

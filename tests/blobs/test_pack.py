@@ -131,7 +131,7 @@ def test_a_damaged_frame_of_a_large_blob_gives_no_wrong_bytes(backend: PosixBack
         whole[position] ^= 0x10
 
 
-def test_a_foreign_file_is_no_pack(backend: PosixBackend) -> None:
+def test_a_foreign_file_is_not_taken_for_a_pack(backend: PosixBackend) -> None:
     for data in (b"", b"PK\3\4", b"\0" * 10_000):
         backend.put(pack_name("0" * 64), data)
         with pytest.raises(IntegrityError):

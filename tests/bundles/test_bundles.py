@@ -285,7 +285,7 @@ def test_an_import_that_was_killed_uploads_only_the_rest(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_so_does_one_whose_process_was_killed(
+def test_an_import_whose_process_was_killed_uploads_only_the_rest(
     source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of(source, tmp_path)
@@ -440,7 +440,9 @@ class TestExportAgain:
         assert (tmp_path / "bundle.kstore").read_bytes() == whole != other
 
     @pytest.mark.parametrize("left", [b"", b"something else" * 100_000])
-    def test_what_is_no_bundle_is_written_over(self, source: Node, tmp_path: Path, whole: bytes, left: bytes) -> None:
+    def test_a_partial_file_that_is_not_a_bundle_is_overwritten(
+        self, source: Node, tmp_path: Path, whole: bytes, left: bytes
+    ) -> None:
         (tmp_path / "bundle.kstore.partial").write_bytes(left)
         assert export(source, tmp_path / "bundle.kstore").resumed == 0
         assert (tmp_path / "bundle.kstore").read_bytes() == whole

@@ -141,7 +141,7 @@ def test_what_the_source_forgot_is_not_copied(source: Node, target: Node) -> Non
     assert not target.location.exists()
 
 
-def test_where_that_is_named_it_is_told(source: Node, target: Node) -> None:
+def test_a_withdrawn_key_that_is_named_is_reported(source: Node, target: Node) -> None:
     source.store.forget(KEY)
     report = copy(source, target, KEY)
     (reason,) = report.missing

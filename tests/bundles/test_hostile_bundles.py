@@ -92,7 +92,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return bundle_of(source, folder).read_bytes()
 
 
-def test_no_bit_can_flip(small: bytes, tmp_path: Path) -> None:
+def test_no_flipped_bit_goes_unnoticed(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     for position in range(len(small)):
         data = bytearray(small)
@@ -101,7 +101,7 @@ def test_no_bit_can_flip(small: bytes, tmp_path: Path) -> None:
         refused(tmp_path, path)
 
 
-def test_it_cannot_be_cut_short_anywhere(small: bytes, tmp_path: Path) -> None:
+def test_a_bundle_cut_short_anywhere_is_noticed(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     for length in range(len(small)):
         path.write_bytes(small[:length])
@@ -162,7 +162,7 @@ def test_bytes_under_a_wrong_digest_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, bundle.write(tmp_path / "bundle"))
 
 
-def test_they_are_refused_even_if_the_store_has_the_right_ones(tmp_path: Path) -> None:
+def test_bytes_under_a_wrong_digest_are_refused_even_if_the_store_has_the_right_ones(tmp_path: Path) -> None:
     target = other_store(tmp_path / "target")
     bring(target, Bundle().write(tmp_path / "right"))
     bundle = Bundle({PATH: ENTRY, "inductor/ab/y.py": ENTRY})
@@ -185,7 +185,7 @@ def test_a_blob_that_nothing_needs_is_noticed(tmp_path: Path) -> None:
     refused(tmp_path, bundle.write(tmp_path / "bundle"))
 
 
-def test_a_blob_that_is_there_twice_is_noticed(tmp_path: Path) -> None:
+def test_a_blob_that_occurs_twice_is_noticed(tmp_path: Path) -> None:
     bundle = Bundle()
     bundle.blobs *= 2
     refused(tmp_path, bundle.write(tmp_path / "bundle"))

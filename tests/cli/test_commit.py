@@ -35,7 +35,7 @@ def test_nothing_new_is_no_new_generation(cli: Cli) -> None:
     assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has it all (")
 
 
-def test_who_compiled_another_answer_is_told_that_the_published_one_stays(cli: Cli) -> None:
+def test_a_worker_that_compiled_another_answer_is_told_that_the_published_one_stays(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py", "first")
     cli("commit", "my/v1")
     (cli.cache_root / ".kstore").rename(cli.folder / "forgotten")
@@ -67,7 +67,7 @@ def test_folders_that_are_moved_to_where_env_says_are_committed_from_there(cli: 
     assert "1 new file of 1" in cli("commit", "my/v1", "--cache-root", str(warm)).out
 
 
-def test_so_it_does_whatever_is_published(cli: Cli) -> None:
+def test_an_empty_cache_root_leads_to_the_variables_whatever_is_published(cli: Cli) -> None:
     cli.publish("my/v1")
     for _ in range(2):
         result = cli("commit", "my/v1")

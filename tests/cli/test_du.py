@@ -60,7 +60,7 @@ def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["du", "stats"])
 @pytest.mark.parametrize("key", ["my/", "a b", "../up"])
-def test_what_is_no_key_is_a_usage_error(cli: Cli, command: str, key: str) -> None:
+def test_text_that_is_not_a_key_is_a_usage_error(cli: Cli, command: str, key: str) -> None:
     cli.publish("my/v1")
     result = cli(command, key)
 

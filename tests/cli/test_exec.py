@@ -510,7 +510,7 @@ def test_with_require_a_miss_ends_it_before_the_command(cli: Cli) -> None:
     assert not (cli.folder / "ran").exists()
 
 
-def test_with_require_so_does_trouble(cli: Cli) -> None:
+def test_with_require_trouble_ends_it_before_the_command_too(cli: Cli) -> None:
     ran = cli.folder / "ran"
     result = cli("exec", "my/v1", "--require", "--store", "/nowhere/at/all", "--", "touch", str(ran))
 

@@ -143,7 +143,7 @@ def test_after_a_signal_the_last_commit_has_the_grace_period(cli: Cli, options: 
 
 
 @pytest.mark.parametrize("options", [LATE, ("--no-live",)], ids=["live", "not live"])
-def test_so_it_has_if_the_signal_comes_during_that_commit(cli: Cli, options: tuple[str, ...]) -> None:
+def test_a_signal_during_the_last_commit_leaves_it_the_grace_period(cli: Cli, options: tuple[str, ...]) -> None:
     hanging = cli.folder / "hanging"
     hanging.mkdir()
     (hanging / "sitecustomize.py").write_text(HANG.replace("*what: ", "*what: print('uploading', flush=True) or "))

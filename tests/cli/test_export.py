@@ -54,7 +54,7 @@ def test_export_says_what_it_wrote(cli: Cli, bundle: str) -> None:
     assert result.err == ""
 
 
-def test_all_three_speak_json(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
+def test_export_import_and_copy_speak_json(cli: Cli, bundle: str, elsewhere: list[str]) -> None:
     exported = cli("export", KEY, "-o", bundle, "--json").json
     assert exported["command"] == "export"
     assert (exported["format"], exported["file"], exported["left_out"]) == ("kstore", bundle, [])

@@ -32,7 +32,7 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
     assert len(cli("show", "my/v1", "--json").json["scopes"][0]["generations"]) == 3
 
 
-def test_of_a_damaged_list_it_says_who_makes_up_for_it(cli: Cli) -> None:
+def test_it_says_what_makes_up_for_a_damaged_list(cli: Cli) -> None:
     """Not a repair."""
     for name in ("one", "two"):
         cli.publish("my/v1", name)
@@ -65,7 +65,7 @@ def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.
 
 @pytest.mark.parametrize("option", ["--unused", "--max-size"])
 @pytest.mark.parametrize("number", ["30", "0.5", " 7 "])
-def test_a_number_without_a_unit_is_nobodys_wish(cli: Cli, option: str, number: str) -> None:
+def test_a_number_without_a_unit_is_refused(cli: Cli, option: str, number: str) -> None:
     """The user meant thirty days or gigabytes, not seconds or bytes."""
     cli.publish("my/v1")
     result = cli("gc", option, number)
@@ -135,7 +135,7 @@ def test_sizes_are_understood(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-5G", "0", "5X"])
-def test_what_is_no_size_is_a_usage_error(cli: Cli, text: str) -> None:
+def test_text_that_is_not_a_size_is_a_usage_error(cli: Cli, text: str) -> None:
     assert cli("gc", f"--max-size={text}").code == 2
 
 

@@ -189,7 +189,7 @@ def test_each_says_in_json_what_it_did(cli: Cli, command: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("command", [["pin"], ["unpin"], ["rollback"], ["restore", "--generation"]])
 @pytest.mark.parametrize("number", ["0", "1.5", "newest"])
-def test_what_is_no_generation_is_refused(cli: Cli, command: list[str], number: str) -> None:
+def test_a_number_that_is_not_a_generation_is_refused(cli: Cli, command: list[str], number: str) -> None:
     result = cli(command[0], "my/v1", *command[1:], number)
 
     assert result.code == 2

@@ -46,7 +46,7 @@ def test_every_zip_of_this_gpu_becomes_a_key(cli: Cli, folder: Path) -> None:
     assert keys(cli) == {"flux/2": 2, "sdxl": 1}
 
 
-def test_those_without_a_gpu_of_earlier_versions_come_too(cli: Cli, folder: Path) -> None:
+def test_zips_of_earlier_versions_without_a_gpu_are_imported_too(cli: Cli, folder: Path) -> None:
     put(folder, "sdxl.zip")
     put(folder, "flux/2.zip")
 
@@ -54,7 +54,7 @@ def test_those_without_a_gpu_of_earlier_versions_come_too(cli: Cli, folder: Path
     assert keys(cli) == {"flux/2": 1, "sdxl": 1}
 
 
-def test_those_of_other_gpus_are_left_and_named(cli: Cli, folder: Path) -> None:
+def test_zips_of_other_gpus_are_left_and_named(cli: Cli, folder: Path) -> None:
     put(folder, "H100/flux/2.zip")
     put(folder, "A100/flux/2.zip", "cother")
     result = cli("import", "fal", str(folder))
@@ -63,7 +63,7 @@ def test_those_of_other_gpus_are_left_and_named(cli: Cli, folder: Path) -> None:
     assert "the zips for A100 are left: import them on workers with these GPUs" in result.err
 
 
-def test_another_gpu_s_can_be_asked_for(cli: Cli, folder: Path) -> None:
+def test_zips_of_another_gpu_can_be_requested(cli: Cli, folder: Path) -> None:
     put(folder, "A100/flux/2.zip")
     result = cli(
         "import", "fal", str(folder), "--gpu-folder", "A100", "--gpu", "nvidia-a100-sm80", "--environment", "torch9",

@@ -26,7 +26,7 @@ def test_power_that_fails_leaves_a_store_its_settings(cli: Cli, monkeypatch: pyt
     assert written == [(cli.store / "kstore.json").stat().st_ino]
 
 
-def test_where_that_cannot_be_asked_for_a_store_is_made_all_the_same(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_posix_fadvise_a_store_is_made_all_the_same(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, *_: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -60,7 +60,9 @@ def test_the_grace_of_a_store_that_is_there_is_not_changed(cli: Cli, grace: str,
     assert (cli.store / "kstore.json").read_text() == before
 
 
-def test_who_only_reads_leaves_a_store_as_it_is_and_makes_none(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_only_reads_leaves_a_store_as_it_is_and_makes_none(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSTORE_MODE", "read")
     assert (cli("init").code, cli.store.exists()) == (1, False)
     monkeypatch.delenv("KSTORE_MODE")

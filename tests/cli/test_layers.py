@@ -195,7 +195,7 @@ def test_a_generation_is_that_of_the_first_store_that_has_any(cli: Cli, base: Pa
     assert cli("cat", "my/v1@3", "cfour.py").code == 3
 
 
-def test_the_way_back_that_is_told_is_one(cli: Cli, base: Path) -> None:
+def test_the_way_back_that_is_named_works(cli: Cli, base: Path) -> None:
     """Only the image has an earlier generation."""
     assert cli("init", "--store", str(cli.store)).code == 0
     assert cli("quarantine", "my/v1").code == 0

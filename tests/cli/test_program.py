@@ -228,7 +228,7 @@ LOOKING_AFTER = ["verify", "gc", "stats", "report", "du"]
 
 @pytest.mark.parametrize("command", LOOKING_AFTER)
 @pytest.mark.parametrize("is_mounted", [False, True], ids=["missing", "empty"])
-def test_who_looks_after_a_store_that_is_not_there_is_told_so(cli: Cli, command: str, is_mounted: bool) -> None:
+def test_a_command_that_looks_after_a_missing_store_is_told_so(cli: Cli, command: str, is_mounted: bool) -> None:
     if is_mounted:
         cli.store.mkdir()
     result = cli(command, "--json")
@@ -239,7 +239,7 @@ def test_who_looks_after_a_store_that_is_not_there_is_told_so(cli: Cli, command:
 
 
 @pytest.mark.parametrize("command", LOOKING_AFTER)
-def test_so_is_who_looks_after_a_folder_of_something_else(cli: Cli, command: str) -> None:
+def test_a_command_that_looks_after_a_folder_of_something_else_is_told_so(cli: Cli, command: str) -> None:
     cli.store.mkdir()
     (cli.store / "thesis.tex").touch()
     result = cli(command)

@@ -50,7 +50,7 @@ def test_where_it_cannot_be_written_the_page_before_stays(cli: Cli, path: Path) 
     assert [child.name for child in path.parent.iterdir() if "partial" in child.name] == []
 
 
-def test_what_is_no_file_is_written_as_it_is(cli: Cli, path: Path) -> None:
+def test_a_target_that_is_not_a_regular_file_is_written_in_place(cli: Cli, path: Path) -> None:
     cli.publish("my/v1", "one")
     path.symlink_to(os.devnull)
 
@@ -94,7 +94,9 @@ def test_a_worker_that_only_reads_writes_nothing_to_the_store(
     assert '"gc":null' in path.read_text()
 
 
-def test_so_does_one_that_may_not_write(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_may_not_write_writes_nothing_to_the_store(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cli.publish("my/v1", "one")
     before = listing(cli.store)
     monkeypatch.setattr(Storage, "clock", refuse)

@@ -94,14 +94,14 @@ def test_a_miss_tells_of_no_gpu_of_which_nothing_is_published_any_more_or_yet(cl
     assert "is published for" not in result.err
 
 
-def test_a_miss_is_one_with_require(cli: Cli) -> None:
+def test_a_miss_is_exit_code_3_with_require(cli: Cli) -> None:
     result = cli("restore", "my/v1", "--require")
 
     assert (result.code, result.out) == (3, "")
     assert result.err.startswith("kstore: nothing is published for my/v1")
 
 
-def test_damage_that_leaves_nothing_is_one_with_require_too(cli: Cli) -> None:
+def test_damage_that_leaves_nothing_is_an_error_with_require_too(cli: Cli) -> None:
     cli.publish("my/v1")
     (pack_or_blob,) = (
         path

@@ -39,7 +39,7 @@ def test_a_key_counts_where_something_of_it_is_there(cli: Cli) -> None:
     assert "keys          1, of 1 GPU\n" in cli("stats").out
 
 
-def test_of_one_key(cli: Cli) -> None:
+def test_statistics_of_one_key(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     cli.publish("my/v2", "two")
     result = cli("stats", "my/v1")
@@ -80,7 +80,7 @@ def test_prometheus_can_read_it(cli: Cli) -> None:
     assert "kstore_store_stored_bytes" in families
 
 
-def test_one_form_at_a_time(cli: Cli) -> None:
+def test_prometheus_and_json_exclude_each_other(cli: Cli) -> None:
     assert cli("stats", "--prometheus", "--json").code == 2
 
 

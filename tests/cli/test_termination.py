@@ -52,7 +52,7 @@ def nothing_ignored() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_it_ends_one_that_waits(cli: Cli, arguments: tuple[str, ...], number: signal.Signals) -> None:
+def test_a_signal_ends_a_command_that_waits(cli: Cli, arguments: tuple[str, ...], number: signal.Signals) -> None:
     process = cli.start(*arguments)
     assert process.stderr is not None
     assert "waiting for somebody to compile" in process.stderr.readline()
@@ -64,7 +64,7 @@ def test_it_ends_one_that_waits(cli: Cli, arguments: tuple[str, ...], number: si
 
 
 @pytest.mark.parametrize("command", ["restore", "exec"])
-def test_one_that_leads_lets_the_next_lead_at_once(cli: Cli, command: str) -> None:
+def test_a_leader_that_is_ended_lets_the_next_lead_at_once(cli: Cli, command: str) -> None:
     (cli.folder / "sitecustomize.py").write_text(HANG_ONCE_RESTORED)
     program = ("--", "true") if command == "exec" else ()
     arguments = (command, "my/v1", "--wait", "5m", "--lease-ttl", "1h", *program)
@@ -134,7 +134,7 @@ def test_a_thread_that_runs_a_command_handles_no_signals(cli: Cli) -> None:
         assert pool.submit(cli, "restore", "my/v1").result().code == 0
 
 
-def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
+def test_a_process_that_ignores_a_signal_is_not_ended_by_it(cli: Cli) -> None:
     """As nohup has it for SIGHUP."""
     arguments = ("restore", "my/v1", "--wait", "5m", "--require")
     process = subprocess.Popen(
@@ -151,7 +151,7 @@ def test_who_has_it_ignored_is_not_ended_by_it(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_it_ends_process_1_of_a_container(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_a_signal_ends_process_1_of_a_container(cli: Cli, arguments: tuple[str, ...]) -> None:
     """The kernel sends process 1 no signal that it has no handler for."""
     if subprocess.run([*FIRST_PROCESS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespace of processes can be made here")

@@ -169,7 +169,7 @@ def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
     assert "…ape=torch.Size([32, 48]), stride=(48, 1), layo…\n" in out
 
 
-def test_it_tells_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
+def test_it_distinguishes_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
     for path in ("ab/cone.py", "fxgraph/on/fone/entry"):
         cli.write(f"inductor/{path}", path)
     assert cli("commit", "my/v1").code == 0
@@ -184,7 +184,7 @@ def test_it_tells_what_was_not_even_read_from_what_hit(cli: Cli) -> None:
     assert "everything hit" in cli("why", "my/v1").err
 
 
-def test_it_tells_of_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
+def test_it_reports_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
     """For example, of graphs with frozen parameters: they are compiled each time, under the same names."""
     cli.publish("my/v1", "one")
     assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0

@@ -133,7 +133,7 @@ def test_synchronized_raises_if_something_was_compiled_anew(copy: Job) -> None:
 
 
 @pytest.mark.exhaustive
-def test_without_a_word_of_it_the_job_goes_on(copy: Job) -> None:
+def test_without_strict_hits_the_job_goes_on(copy: Job) -> None:
     report = copy.within(**ANOTHER_KEY)
 
     assert report["error"] == ""

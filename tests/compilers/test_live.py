@@ -62,7 +62,7 @@ class Job:
     [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)],
     ids=lambda number: number.name,
 )
-def test_who_comes_after_a_process_that_was_ended_half_way_compiles_only_the_rest(tmp_path: Path, number: int) -> None:
+def test_the_successor_of_a_process_that_was_ended_half_way_compiles_only_the_rest(tmp_path: Path, number: int) -> None:
     job = Job(tmp_path)
     process = job.start()
     while job.graphs() < HALF:

@@ -69,7 +69,7 @@ def test_whatever_follows_on_the_first_bytes_is_judged(data: bytes) -> None:
         is_whole(begins + data)
 
 
-def test_of_a_long_stream_of_zlib_each_part_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_long_zlib_stream_is_read_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The unread input is copied at each step: if it were all the rest, a commit would take minutes for 100 MB."""
     given: list[int] = []
 
@@ -92,7 +92,7 @@ def test_of_a_long_stream_of_zlib_each_part_is_read_a_few_times(monkeypatch: pyt
     assert not is_whole(whole[:-1])
 
 
-def test_what_has_another_form_is_whole() -> None:
+def test_an_entry_in_another_form_counts_as_whole() -> None:
     assert is_whole(b"\x93 another form")
 
 
@@ -127,7 +127,7 @@ def test_entries_are_linked_and_any_host_has_them(tmp_path: Path, monkeypatch: p
     assert (other.tree.root / ENTRY).stat().st_nlink > 1
 
 
-def test_that_entries_were_read_is_nothing_to_publish(tmp_path: Path) -> None:
+def test_reading_entries_leaves_nothing_to_publish(tmp_path: Path) -> None:
     node, other = Node(tmp_path), Node(tmp_path, "other")
     node.tree.put(ENTRY, zstandard.compress(b"code"))
     node.tree.put(TIME, time_of(255))

@@ -101,7 +101,7 @@ def test_what_either_side_compiled_is_listed() -> None:
     assert ast.literal_eval(literal_union(listed(8), listed(16)).decode()) == ast.literal_eval(listed(8, 16).decode())
 
 
-def test_of_what_both_compiled_the_published_artifact_is_listed() -> None:
+def test_the_published_artifact_is_listed_of_what_both_compiled() -> None:
     assert literal_union(listed(8, 16), listed(8, name="other")) == listed(8, 16)
     assert b"other" not in literal_union(listed(8), listed(8, 16, name="other")).replace(b"other_16", b"")
 
@@ -134,7 +134,7 @@ def test_an_unreadable_side_gives_way_to_the_other(merger: str) -> None:
 
 
 @pytest.mark.parametrize("merger", MERGERS)
-def test_one_that_prevails_gives_way_as_well_if_it_cannot_be_read(merger: str) -> None:
+def test_a_side_that_prevails_gives_way_too_if_it_cannot_be_read(merger: str) -> None:
     bad = b"\xff\xfe{"
     assert merge_files(merger, GOOD[merger], bad, prevails=True) == GOOD[merger]
     assert merge_files(merger, bad, GOOD[merger], prevails=True) == GOOD[merger]

@@ -38,7 +38,7 @@ def test_a_kernel_in_inductors_folder_is_stored_and_restored_once(tmp_path: Path
     assert second.commit().status is CommitStatus.UNCHANGED
 
 
-def test_who_shares_a_folder_is_told_what_becomes_of_it(tmp_path: Path) -> None:
+def test_a_worker_whose_components_share_a_folder_is_told_what_becomes_of_it(tmp_path: Path) -> None:
     node = worker(tmp_path, "node", "")
     (note,) = node.restore().notes
 

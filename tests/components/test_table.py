@@ -238,7 +238,7 @@ def test_what_halide_has_built_is_a_group_that_its_mark_completes(inductor: Comp
 
 
 @pytest.mark.parametrize("folder", ["ab/", "fxgraph/", "fxgraph/bc/", "aotautograd/", "triton/", "triton/0/", "cache/"])
-def test_other_folders_of_inductor_are_neither(inductor: Component, folder: str) -> None:
+def test_other_folders_of_inductor_are_neither_groups_nor_ignored(inductor: Component, folder: str) -> None:
     assert inductor.unit(folder) == 0
     assert not inductor.ignores(folder)
 

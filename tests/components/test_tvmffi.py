@@ -206,7 +206,7 @@ class TestTheRealOne:
         assert node.restore().files == 0
         assert not (node.tree.root / "tvmffi").exists()
 
-    def test_of_two_processes_one_builds(self, tmp_path: Path, compiler: Compiler) -> None:
+    def test_one_of_two_processes_builds(self, tmp_path: Path, compiler: Compiler) -> None:
         node = Node(tmp_path)
         both = [start(node, compiler) for _ in range(2)]
         assert [process.communicate(timeout=300)[0] for process in both] == ["42\n"] * 2

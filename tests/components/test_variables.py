@@ -203,7 +203,7 @@ def test_a_file_that_the_user_named_is_left_to_the_user() -> None:
     assert "PYTORCH_TUNABLEOP_FILENAME is set" in placement.notes[0]
 
 
-def test_a_cache_in_a_part_of_the_variables_folder() -> None:
+def test_a_cache_may_be_in_a_subfolder_of_the_variables_folder() -> None:
     assert place({}, ["flashinfer"]).folders == {"flashinfer": f"{ROOT}/flashinfer/.cache/flashinfer"}
     assert place({"FLASHINFER_WORKSPACE_BASE": "/mine"}, ["flashinfer"]).folders == {
         "flashinfer": "/mine/.cache/flashinfer"

@@ -83,7 +83,7 @@ def test_without_a_key_no_cache_root_is_claimed(
     assert not (tmp_path / "numbered").exists()
 
 
-def test_nor_with_one_and_nothing_is_left_behind(
+def test_with_a_key_no_cache_root_is_claimed_either_and_nothing_is_left_behind(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If root's doctor claimed a root, the user's job would get another one."""
@@ -366,7 +366,7 @@ def test_a_key_that_was_forgotten_is_bad(published: Node, verb: str) -> None:
     assert f"`kstore rollback {KEY} {where}`" in found.advice
 
 
-def test_what_is_said_of_a_forgotten_key_fills_it_anew(
+def test_the_advice_for_a_forgotten_key_fills_it_anew(
     published: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     published.store.forget(KEY)
@@ -680,7 +680,7 @@ def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
         ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "16"}, None),
     ],
 )
-def test_what_counts_is_how_many_threads_torch_has(
+def test_only_the_number_of_threads_that_torch_has_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], here: dict[str, str], found: str | None
 ) -> None:
     """Of eight processors there, and of four here."""
@@ -781,7 +781,9 @@ def test_two_variables_that_name_one_folder_keep_what_is_published_of_one_from_b
     assert worst(store, "other/v1")["triton"].verdict is Verdict.WARNING
 
 
-def test_so_do_a_variable_and_the_cache_root(published: Node, tmp_path: Path) -> None:
+def test_a_variable_that_names_the_cache_roots_folder_keeps_what_is_published_from_being_restored(
+    published: Node, tmp_path: Path
+) -> None:
     environ = {"TRITON_CACHE_DIR": str(tmp_path / "builder" / "inductor")}
 
     assert worst(Node(published.location.parent, "builder", environ=environ).store)["triton"].verdict is Verdict.BAD
@@ -938,7 +940,7 @@ def test_a_filesystem_may_have_no_limit_of_inodes(
     assert (found.verdict, found.found) == (Verdict.OK, "not limited")
 
 
-def test_who_has_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
+def test_a_worker_with_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
     published: Node, disk: SimpleNamespace
 ) -> None:
     disk.f_flag = os.ST_NOEXEC

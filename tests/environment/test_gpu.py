@@ -227,7 +227,7 @@ def test_an_invalid_first_entry_hides_all_gpus(machine: Machine, hidden: str) ->
 
 
 @pytest.mark.parametrize("shown", ["0", "1", " 1", "1,0", "0,99", "1gpu", "+1", "GPU-aaaa2", "GPU-aaaa2222,x"])
-def test_of_equal_gpus_any_will_do(machine: Machine, shown: str) -> None:
+def test_any_of_equal_gpus_will_do(machine: Machine, shown: str) -> None:
     machine.nvidia(Gpu(uuid="GPU-aaaa1111"), Gpu(uuid="GPU-aaaa2222"))
     assert gpu_slug({"CUDA_VISIBLE_DEVICES": shown}) == "nvidia-h100-80gb-hbm3-sm90"
 

@@ -214,7 +214,7 @@ def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pyte
     assert compiler.runs == 1
 
 
-def test_who_is_interrupted_leaves_no_compiler_running(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_compiler_running(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[subprocess.Popen[str]]()
 
     def interrupted(process: subprocess.Popen[str], *_: object, **__: object) -> None:
@@ -244,7 +244,7 @@ def test_the_compiler_runs_once_per_process(compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize("verbose", [CLANG, f"{GCC}LIBRARY_PATH=/nonexistent/\n", f"{GCC}LIBRARY_PATH=\n"])
-def test_one_that_does_not_say_where_its_library_is_runs_once_more(compiler: Compiler, verbose: str) -> None:
+def test_a_compiler_that_does_not_say_where_its_library_is_runs_once_more(compiler: Compiler, verbose: str) -> None:
     assert detect_host(compiler.prints(verbose)).facts["libstdc++"] == "libstdc++.so.6.0.30"
     assert compiler.runs == 2
 

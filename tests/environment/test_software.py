@@ -360,7 +360,7 @@ def test_no_text_is_read_in_an_encoding_that_the_locale_chooses() -> None:
 
 
 @pytest.mark.parametrize("error", [PermissionError, AttributeError])
-def test_where_it_is_not_told_where_this_process_may_run_it_counts_as_everywhere(
+def test_a_process_of_unknown_affinity_counts_as_allowed_on_every_processor(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     """A container's filter of system calls may refuse to say, and torch compiles all the same."""

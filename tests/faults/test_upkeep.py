@@ -150,7 +150,7 @@ def test_workers_lose_nothing_by_the_filesystem(upkeep: Upkeep, faults: Faults, 
 
 @every_fault
 @pytest.mark.parametrize("upkeep", CHANGING, ids=str)
-def test_it_is_done_or_not_done(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
+def test_upkeep_is_done_or_not_done(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
     scene = upkeep.prepare(tmp_path / "before", layout)
     before = restored(scene)
     upkeep.run(_store(scene))

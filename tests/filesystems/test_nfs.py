@@ -76,7 +76,7 @@ def test_what_one_host_commits_another_that_has_not_looked_yet_restores(hosts: l
     assert second.tree.has("triton")
 
 
-def test_who_remembers_that_there_was_nothing_sees_a_commit_when_it_has_forgotten(hosts: list[Path]) -> None:
+def test_a_host_that_remembers_a_miss_sees_a_commit_once_it_has_forgotten(hosts: list[Path]) -> None:
     first, second = Node(hosts[0], "first"), Node(hosts[1], "second")
     Store(first.location).create()
     assert second.restore().status is RestoreStatus.MISS
@@ -100,7 +100,7 @@ def test_a_host_that_remembers_an_older_generation_commits_upon_the_newest(hosts
     assert len(os.listdir(nodes[0].tree.root / "triton")) == 6
 
 
-def test_of_hosts_that_create_one_name_one_does(hosts: list[Path]) -> None:
+def test_one_of_several_hosts_that_create_a_name_wins(hosts: list[Path]) -> None:
     def create(number: int) -> list[bool]:
         backend = PosixBackend(hosts[number % 2] / "store")
         return [backend.put_if_absent(f"refs/{name}", bytes([number])) for name in range(50)]

@@ -64,7 +64,7 @@ def test_one_compiles_and_fifteen_restore(tmp_path: Path) -> None:
     assert {report["commit"]["generation"] for report, _ in results} == {1}
 
 
-def test_of_those_that_wait_one_takes_the_place_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+def test_one_of_those_that_wait_takes_the_place_of_a_worker_that_was_killed(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     victim = fleet.start(0, lease_ttl="2s")
     leases = fleet.folder / "store/leases"

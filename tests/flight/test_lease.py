@@ -31,11 +31,11 @@ def files(storage: Storage) -> list[int]:
     return sorted(int(child.name) for child in storage.backend.list("leases/some/thing"))
 
 
-def test_nobody_holds_it_at_first(storage: Storage) -> None:
+def test_nobody_holds_a_lease_at_first(storage: Storage) -> None:
     assert lease(storage).newest() is None
 
 
-def test_it_is_held_by_who_took_it_first(storage: Storage) -> None:
+def test_a_lease_is_held_by_whoever_took_it_first(storage: Storage) -> None:
     first, second = lease(storage), lease(storage)
     assert (first.take(None), second.take(None)) == (True, False)
     newest = second.newest()
@@ -86,7 +86,7 @@ def test_a_holder_whose_volume_is_away_for_a_moment_goes_on(storage: Storage) ->
     assert newest and (newest.number, newest.nonce) == (2, held.nonce)
 
 
-def test_who_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
+def test_a_worker_that_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
     holder, late = lease(storage), lease(storage)
     holder.take(None)
     seen = late.newest()
@@ -100,7 +100,7 @@ def test_who_saw_an_older_claim_takes_nothing(storage: Storage) -> None:
     assert newest.nonce == holder.nonce
 
 
-def test_what_is_no_number_of_a_claim_holds_nobody_up(storage: Storage) -> None:
+def test_a_name_that_is_not_a_claim_number_holds_nobody_up(storage: Storage) -> None:
     for name in ("0009", "0", "9" * 255):
         storage.backend.put(f"leases/some/thing/{name}", b"")
     assert lease(storage).acquire()
@@ -145,7 +145,9 @@ def test_a_damaged_claim_is_somebodys_for_as_long_as_ones_own(storage: Storage, 
 @pytest.mark.parametrize(
     ("ttl", "held"), [("NaN", "0"), ("-1", "0"), ("Infinity", "0"), ("1e308", "0"), ("1", "NaN"), ("1", "-5")]
 )
-def test_so_is_one_with_senseless_times(storage: Storage, ttl: str, held: str) -> None:
+def test_a_claim_with_senseless_times_is_somebodys_for_as_long_as_ones_own(
+    storage: Storage, ttl: str, held: str
+) -> None:
     content = f'{{"nonce": "n", "holder": "h", "released": false, "ttl": {ttl}, "held": {held}}}'
     storage.backend.put_if_absent("leases/some/thing/7", content.encode())
     assert lease(storage).newest() == Claim(7, ttl=TTL)
@@ -154,7 +156,7 @@ def test_so_is_one_with_senseless_times(storage: Storage, ttl: str, held: str) -
 # ---- By the store's own clock
 
 
-def test_one_that_was_left_behind_is_acquired_when_it_has_lapsed(tmp_path: Path) -> None:
+def test_a_lease_that_was_left_behind_is_acquired_when_it_has_lapsed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.store.create()
     left, other = lease(node.store.storage), lease(node.store.storage)
@@ -165,7 +167,7 @@ def test_one_that_was_left_behind_is_acquired_when_it_has_lapsed(tmp_path: Path)
     assert not left.renew()
 
 
-def test_one_from_the_future_is_acquired(tmp_path: Path) -> None:
+def test_a_lease_from_the_future_is_acquired(tmp_path: Path) -> None:
     """The server's clock was ahead when its holder was killed."""
     node = Node(tmp_path)
     node.store.create()

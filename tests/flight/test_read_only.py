@@ -156,7 +156,9 @@ WRITERS: dict[str, Callable[[kstore.Store], object]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
-def test_what_would_write_is_refused(tmp_path: Path, untouched: Path, writer: Callable[[kstore.Store], object]) -> None:
+def test_calls_that_would_write_are_refused(
+    tmp_path: Path, untouched: Path, writer: Callable[[kstore.Store], object]
+) -> None:
     with worker(tmp_path, untouched) as settings:
         del settings["strict"]
         store = kstore.Store(settings.pop("store"), **settings)

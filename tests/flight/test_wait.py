@@ -120,7 +120,7 @@ def test_the_first_goes_on_at_once_and_the_others_wait_for_what_it_commits(tmp_p
         assert contents(waiter.node.tree.root).keys() == contents(first.tree.root).keys()
 
 
-def test_who_does_not_wait_neither_leads_nor_looks(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_wait_neither_leads_nor_looks(tmp_path: Path) -> None:
     first = leader(tmp_path)
     assert Node(tmp_path, "hasty").restore().status is RestoreStatus.MISS
     assert is_held(first)
@@ -214,7 +214,7 @@ def test_a_commit_releases_the_lease(tmp_path: Path) -> None:
     assert flight._flights == {}
 
 
-def test_so_does_one_that_has_nothing_to_publish_and_the_next_leads(tmp_path: Path) -> None:
+def test_a_commit_with_nothing_to_publish_releases_the_lease_and_the_next_leads(tmp_path: Path) -> None:
     first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
     assert first.commit().status is CommitStatus.UNCHANGED
@@ -222,7 +222,7 @@ def test_so_does_one_that_has_nothing_to_publish_and_the_next_leads(tmp_path: Pa
     assert (report.status, report.leads) == (RestoreStatus.MISS, True)
 
 
-def test_so_does_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_fails_releases_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
@@ -370,7 +370,7 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -
     assert is_held(first)
 
 
-def test_who_waits_is_told_since_when_it_is_compiled(tmp_path: Path) -> None:
+def test_a_worker_that_waits_is_told_since_when_the_key_is_compiled(tmp_path: Path) -> None:
     first = leader(tmp_path, lease_ttl=LONG)
     pass_time(first, 30)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
@@ -397,7 +397,7 @@ def test_the_leader_starts_from_the_seed(tmp_path: Path) -> None:
     assert (report.status, report.leads, report.waited) == (RestoreStatus.SEEDED, True, 0.0)
 
 
-def test_those_that_wait_get_the_real_one(tmp_path: Path) -> None:
+def test_workers_that_wait_get_the_real_key(tmp_path: Path) -> None:
     publish_seed(tmp_path)
     first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter"), seed="model/v0").until_it_waits()
@@ -406,7 +406,7 @@ def test_those_that_wait_get_the_real_one(tmp_path: Path) -> None:
     assert waiter.result().status is RestoreStatus.RESTORED
 
 
-def test_and_the_seed_if_it_does_not_come(tmp_path: Path) -> None:
+def test_workers_that_wait_get_the_seed_if_the_key_does_not_come(tmp_path: Path) -> None:
     publish_seed(tmp_path)
     leader(tmp_path)
     report = Node(tmp_path, "waiter").restore(seed="model/v0", wait=SHORT)
@@ -474,7 +474,7 @@ def test_whoever_is_given_up_waits_no_longer_and_takes_no_lease(tmp_path: Path) 
     assert not is_held(first)
 
 
-def test_who_is_given_up_in_the_moment_of_taking_it_releases_it(tmp_path: Path) -> None:
+def test_a_worker_that_is_given_up_as_it_takes_the_lease_releases_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     worker = node.store.worker(KEY, before_import=True)
     worker.waiting.give_up()
@@ -486,7 +486,7 @@ def test_who_is_given_up_in_the_moment_of_taking_it_releases_it(tmp_path: Path) 
     assert not is_held(node)
 
 
-def test_who_cannot_renew_it_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_renew_its_lease_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -635,7 +635,7 @@ def run_worker(folder: Path, number: int) -> tuple[bool, str]:
     return report.leads, str(report.status)
 
 
-def test_of_sixteen_processes_that_start_cold_one_compiles(tmp_path: Path) -> None:
+def test_one_of_sixteen_processes_that_start_cold_compiles(tmp_path: Path) -> None:
     results = in_processes(run_worker, [(tmp_path, number) for number in range(16)])
     assert sorted(results) == [(False, "restored")] * 15 + [(True, "miss")]
     node = Node(tmp_path, "last")

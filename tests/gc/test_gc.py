@@ -280,7 +280,7 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
-def test_what_is_aside_and_no_file_is_passed_over(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_anything_aside_that_is_not_a_file_is_passed_over(tmp_path: Path, make: Callable[[Path], object]) -> None:
     node = Node(tmp_path, layout="loose")
     path, aside = left_aside(node)
     make(aside.with_name(f"{'ab' * 32}.0123456789abcdef"))
@@ -1122,7 +1122,7 @@ def test_a_fence_is_closed_whatever_it_names(node: Node, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "[5]", "5", "{", ""])
-def test_one_that_makes_no_sense_is_taken_down(node: Node, text: str) -> None:
+def test_a_fence_that_makes_no_sense_is_taken_down(node: Node, text: str) -> None:
     grow(node, "one")
     backend = node.store.storage.backend
     backend.put("gc/fences/list", text.encode())

@@ -188,7 +188,7 @@ def test_the_last_used_key_is_worth_most_and_history_least() -> None:
     ]
 
 
-def test_of_one_key_the_later_generations_are_worth_more() -> None:
+def test_later_generations_of_a_key_are_worth_more() -> None:
     found = history(*(generation(n, 9 - n) for n in (1, 2, 3, 4)))
     worth = by_worth({SCOPE: found}, decide(found, 4, HOUR, NOW))
     assert [d.generation.number for d in worth] == [4, 3, 2, 1]

@@ -108,7 +108,7 @@ def test_a_component_that_nobody_asked_for_is_not_called_unused_where_another_wa
     assert usage(node).unused == ()
 
 
-def test_a_component_that_had_to_compile_is(node: Node) -> None:
+def test_a_component_that_had_to_compile_counts_as_unused(node: Node) -> None:
     read(node, "inductor/fxgraph/*/*/*")
     node.tree.kernel("three")
 
@@ -184,7 +184,7 @@ def let_the_clock_move_in(node: Node) -> None:
     let_the_clock_move(node)
 
 
-def test_of_what_was_read_before_a_second_restore_nobody_can_tell(node: Node) -> None:
+def test_nobody_can_tell_whether_what_was_read_before_a_second_restore_was_used(node: Node) -> None:
     read(node, "inductor/fxgraph/*/fone/*")
     let_the_clock_move(node)
     assert node.restore().status is RestoreStatus.CURRENT
@@ -239,7 +239,7 @@ def test_what_is_not_there_was_not_restored(node: Node) -> None:
     assert usage(node).components["inductor"].restored == 1
 
 
-def test_who_requires_hits_fails_where_nothing_is_left_of_what_was_restored(node: Node) -> None:
+def test_a_job_that_requires_hits_fails_where_nothing_is_left_of_what_was_restored(node: Node) -> None:
     read(node, "inductor/fxgraph/*/*/*")
     shutil.rmtree(node.tree.root / "triton")
     assert (usage(node).is_gone, usage(node).has_failed) == (False, False)
@@ -266,7 +266,7 @@ def test_a_kernel_that_is_not_finished_was_compiled_all_the_same(node: Node) -> 
     assert found.has_failed
 
 
-def test_so_was_an_object_whose_compiler_holds_its_lock(node: Node) -> None:
+def test_an_object_whose_compiler_holds_its_lock_was_compiled_all_the_same(node: Node) -> None:
     read_all(node)
     node.tree.put("inductor/ab/cab.main.so", shared_object(), age=0)
     lock = node.tree.root / "inductor" / "locks" / "cab.lock"
@@ -354,7 +354,7 @@ def test_a_model_of_a_serving_engine_is_asked_for_instead_of_its_graphs(tmp_path
     assert usage(node).unused == ()
 
 
-def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> None:
+def test_nobody_can_tell_whether_files_changed_in_place_were_used(tmp_path: Path) -> None:
     builder = Node(tmp_path, "builder")
     builder.tree.put("flashinfer/.cache/flashinfer/x/build.ninja", b"rules")
     builder.commit()
@@ -367,7 +367,7 @@ def test_of_files_that_are_changed_in_place_nobody_can_tell(tmp_path: Path) -> N
     assert (found.why_unknown, found.unused) == (CHANGED_IN_PLACE, ())
 
 
-def test_where_reads_leave_no_trace_the_report_sees_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_notices_that_reads_leave_no_trace(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network and FUSE filesystems, whatever their mount options."""
     monkeypatch.setattr("kstore.local.lastrestore.read_noticed", read_without_a_trace)
 
@@ -382,13 +382,13 @@ def read_without_a_trace(path: str) -> bytes:
         return file.read()
 
 
-def test_who_waits_for_the_cache_root_does_not_wait_long(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_waits_for_the_cache_root_does_not_wait_long(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.hits.evidence._PATIENCE", 0.1)
     with node.tree.state().locked(), pytest.raises(WaitTimeout):
         usage(node)
 
 
-def test_of_a_restore_or_commit_that_failed_the_root_tells_nothing() -> None:
+def test_the_root_tells_nothing_of_a_restore_or_commit_that_failed() -> None:
     fine, committed = RestoreReport(RestoreStatus.CURRENT, KEY), CommitReport(CommitStatus.UNCHANGED, KEY)
 
     assert unknowable(fine, committed) == ""
@@ -396,7 +396,7 @@ def test_of_a_restore_or_commit_that_failed_the_root_tells_nothing() -> None:
     assert unknowable(fine, CommitReport(CommitStatus.TIMEOUT, KEY)) == "the commit hangs"
 
 
-def test_who_requires_hits_fails_where_nothing_was_used(node: Node) -> None:
+def test_a_job_that_requires_hits_fails_where_nothing_was_used(node: Node) -> None:
     assert usage(node).has_failed
     read(node, "inductor/fxgraph/*/fone/*")
     assert not usage(node).has_failed
@@ -426,7 +426,7 @@ def test_other_processes_of_the_job_are_counted_by_their_files(node: Node) -> No
     assert usage_of(node.store, KEY, Counters(hits=5)).components["inductor"].misses == 1
 
 
-def test_of_objects_in_a_graph_that_torch_cannot_cache_the_files_tell(node: Node) -> None:
+def test_the_files_tell_about_objects_in_a_graph_that_torch_cannot_cache(node: Node) -> None:
     read(node, "inductor/fxgraph/*/*/*")
     found = usage_of(node.store, KEY, Counters(misses=1, bypassed=1))
 

@@ -114,7 +114,7 @@ def zeros(size: int, says_its_size: bool) -> bytes:
     return start + header * (size // block - 1) + last
 
 
-def test_the_bomb_is_one(bomb: Callable[[bool], bytes]) -> None:
+def test_the_bomb_is_a_bomb(bomb: Callable[[bool], bytes]) -> None:
     assert zstandard.frame_content_size(bomb(True)) == 10 * GIB
     assert len(bomb(False)) < MIB
     assert zstandard.ZstdDecompressor().decompressobj().decompress(zeros(MIB, False)) == bytes(MIB)

@@ -151,7 +151,7 @@ def victim(kind: Kind, loose: Victim, packed: Victim) -> Victim:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS.keys())
-def test_every_answer_is_right_or_an_error_that_has_a_type(
+def test_every_answer_is_right_or_a_typed_error(
     victim: Victim, kind: Kind, harm: Harm, caplog: pytest.LogCaptureFixture
 ) -> None:
     with harmed(victim, kind, harm):
@@ -171,7 +171,7 @@ FOLLOWING: dict[str, Callable[[Victim], Path]] = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_where_a_manifest_follows_on_another_as_well(
+def test_every_answer_is_right_or_typed_where_a_manifest_follows_on_another_too(
     following: Victim, name: str, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = {"what is followed on": 1, "what it adds": 0}
@@ -223,7 +223,7 @@ NO_FILES = ["a folder", "a pipe", "a socket", "a link to itself"]
 
 
 @pytest.mark.parametrize("harm", NO_FILES)
-def test_who_publishes_passes_over_what_is_in_the_place_of_a_ref(loose: Victim, harm: str) -> None:
+def test_a_commit_passes_over_what_is_in_the_place_of_a_ref(loose: Victim, harm: str) -> None:
     """A listing ignores a folder, but its number is taken all the same."""
     with harmed(loose, KINDS["ref"], HARMS[harm]):
         answer = loose.check_commit()

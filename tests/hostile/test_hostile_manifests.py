@@ -244,7 +244,7 @@ def test_what_was_too_long_is_kept_by_the_next_commit(world: World) -> None:
     assert world.node.published().keys() > {path, "inductor/ab/good.py"}
 
 
-def test_a_path_that_is_there_twice_is_placed_once(world: World) -> None:
+def test_a_path_that_occurs_twice_is_placed_once(world: World) -> None:
     """The same path once as itself, and once as a long path under its digest."""
     other = FIRST._replace(digest=digest_of(b"other"))
     path = b"inductor/ab/twice.py"
@@ -415,7 +415,7 @@ def test_tables_that_make_no_manifest_are_refused(world: World, found: Mapping[s
     assert isinstance(world.commit(), IntegrityError)
 
 
-def test_a_host_that_is_hostile_is_as_well(world: World) -> None:
+def test_hostile_paths_of_another_host_are_refused_too(world: World) -> None:
     """Paths of other hosts are checked too: otherwise this worker would pass them on."""
     evil = Manifest({}, {"some-other": {"../outside/file": FIRST}})
     world.publish(evil.dump())

@@ -61,7 +61,7 @@ def test_several_are_named(one: One) -> None:
         find_artifact(one.side(), "triton_add")
 
 
-def test_of_very_many_a_few_are_named(one: One) -> None:
+def test_only_a_few_of_very_many_are_named(one: One) -> None:
     for warps in range(1, 20):
         put_kernel(one.tree, "triton_add", num_warps=warps)
     with pytest.raises(UsageError, match=r"triton/.* and 11 more in model/v1@1"):
@@ -75,7 +75,7 @@ def test_what_is_not_there_is_a_miss(one: One, text: str) -> None:
         find_artifact(one.side(), text)
 
 
-def test_of_one_path_for_several_hosts_this_hosts_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_of_several_hosts_means_this_hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {}))
         node = Node(tmp_path, name)

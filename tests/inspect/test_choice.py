@@ -58,7 +58,7 @@ def test_an_only_scope_is_meant_whoever_asks(folder: Path) -> None:
     assert choose_one(store(folder), Wanted("m")).scope.gpu == "a"
 
 
-def test_of_several_scopes_this_workers_own_is_meant(folder: Path) -> None:
+def test_this_workers_own_scope_is_meant(folder: Path) -> None:
     commit(folder, "m", "a")
     commit(folder, "m", "own")
 
@@ -87,7 +87,7 @@ def test_a_scope_that_was_forgotten_is_none_to_choose(folder: Path) -> None:
     assert chosen(folder, Wanted("m"), Wanted("m"))[1].gpu == "a"
 
 
-def test_what_it_had_is_meant_where_it_is_named(folder: Path) -> None:
+def test_a_generation_of_a_forgotten_key_can_be_named(folder: Path) -> None:
     commit(folder, "m", "own")
     forget(folder, "m", "own")
     with pytest.raises(MissError, match=r"m was forgotten; name a generation that `kstore show m`"):
@@ -123,7 +123,7 @@ def test_one_key_is_compared_across_gpus(folder: Path) -> None:
     assert (one.gpu, other.gpu) == ("a", "b")
 
 
-def test_of_several_pairs_this_workers_own_is_compared(folder: Path) -> None:
+def test_this_workers_own_pair_is_compared(folder: Path) -> None:
     for key in ("m/v1", "m/v2"):
         for gpu in ("a", "own"):
             commit(folder, key, gpu)

@@ -88,7 +88,7 @@ def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_fil
     assert found == {"changed": True, "moved": False}
 
 
-def test_of_several_configurations_those_are_compared_that_differ_least(two: Two) -> None:
+def test_the_configurations_that_differ_least_are_compared(two: Two) -> None:
     for tree, stages in ((two.left, 2), (two.right, 3)):
         for warps in (1, 2, 4, 8):
             put_kernel(tree, "triton_mm", num_warps=warps, num_stages=stages)
@@ -228,7 +228,7 @@ def test_bytes_are_counted_once_a_blob(two: Two) -> None:
     assert (found.shared, found.only_left, found.only_right) == (Count(1, 4), Count(1, 9), Count(1, 5))
 
 
-def test_what_differs_in_the_builders_is_told(tmp_path: Path) -> None:
+def test_differences_between_the_builders_are_reported(tmp_path: Path) -> None:
     one, other = (
         Node(tmp_path, name, environment=environment) for name, environment in (("a", "torch-1"), ("b", "torch-2"))
     )

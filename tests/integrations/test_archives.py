@@ -136,7 +136,7 @@ def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_pat
     }
 
 
-def test_a_program_stays_one(node: Node, tmp_path: Path) -> None:
+def test_a_program_stays_executable(node: Node, tmp_path: Path) -> None:
     """As with `tar -x`, with which b10-transfer unpacks."""
     (tmp_path / "made/ab").mkdir(parents=True)
     for name, mode in (("run", 0o4755), ("data", 0o600)):
@@ -206,7 +206,7 @@ def test_a_file_that_tar_has_under_a_second_name_is_taken_under_both(
 
 
 @pytest.mark.parametrize("first", ["ab/nothing.py", "triton/1/K/k.ttir", ".kstore/base"])
-def test_of_one_whose_first_name_was_not_taken_there_are_no_bytes(node: Node, tmp_path: Path, first: str) -> None:
+def test_a_second_name_has_no_bytes_if_the_first_was_not_taken(node: Node, tmp_path: Path, first: str) -> None:
     archive = tmp_path / "archive.tar"
     with tarfile.open(archive, "w") as tar:
         file = tarfile.TarInfo("ab/cone.py")
@@ -242,7 +242,7 @@ def test_what_a_killed_import_has_left_is_removed_a_day_later(node: Node, builde
     assert sorted(temporary.iterdir()) == [pipe, young, others]
 
 
-def test_who_has_given_up_unpacks_no_further(node: Node, builder: Builder, temporary: Path) -> None:
+def test_a_worker_that_has_given_up_unpacks_no_further(node: Node, builder: Builder, temporary: Path) -> None:
     archive = builder.archive()
     node.store.waiting.give_up()
     with pytest.raises(Abandoned):
@@ -534,7 +534,7 @@ def test_an_archive_holds_no_more_than_a_million_files(
 
 
 @pytest.mark.parametrize("trouble", ["no archive", "no room", "no temporary folder"])
-def test_what_is_no_fault_of_an_archive_s_is_told_as_such(
+def test_trouble_that_is_not_the_archive_s_fault_is_reported_as_such(
     node: Node, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     def full(path: str) -> None:

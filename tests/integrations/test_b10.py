@@ -588,7 +588,7 @@ def test_the_key_of_a_gpu_is_the_one_in_its_archives_names(real: Any, monkeypatc
     assert archive_key() == import_module("b10_transfer.environment").get_environment_key()
 
 
-def test_who_has_not_imported_torch_lets_another_process_ask_it(real: Any) -> None:
+def test_a_process_that_has_not_imported_torch_lets_another_one_ask_it(real: Any) -> None:
     code = (
         "import sys; from kstore.integrations.b10.hardware import archive_key as k; print(k(), 'torch' in sys.modules)"
     )

@@ -200,7 +200,7 @@ def test_a_server_that_is_not_ready_in_time_is_given_up(deployment: Deployment) 
 
 
 @pytest.mark.parametrize("seconds", ["soon", "-1", "nan"])
-def test_a_time_that_is_none_is_told(deployment: Deployment, seconds: str) -> None:
+def test_text_that_is_not_a_time_is_reported(deployment: Deployment, seconds: str) -> None:
     process = deployment.command(B10_TRANSFER_TIMEOUT_S=seconds)
 
     assert f"B10_TRANSFER_TIMEOUT_S is '{seconds}'" in process.communicate(timeout=60)[1]
@@ -208,7 +208,7 @@ def test_a_time_that_is_none_is_told(deployment: Deployment, seconds: str) -> No
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1/models", "ftp://host/x", "http://[::1/"])
-def test_an_address_that_is_none_is_told(deployment: Deployment, url: str) -> None:
+def test_text_that_is_not_an_address_is_reported(deployment: Deployment, url: str) -> None:
     process = deployment.command(B10_TRANSFER_VLLM_URL=url)
 
     assert f"B10_TRANSFER_VLLM_URL: {url!r} is no URL" in process.communicate(timeout=60)[1]

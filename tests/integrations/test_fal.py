@@ -301,7 +301,7 @@ def test_concurrent_importers_publish_the_zip_once(theirs: ModuleType, fleet: Fl
 
 
 @pytest.mark.parametrize(("whose", "kept"), [(THEIRS, ["c2.py"]), (OURS, ["c1.py", "c2.py"])])
-def test_of_two_workers_that_start_cold_fal_keeps_one_s_kernels_and_kstore_both(
+def test_fal_keeps_the_kernels_of_one_of_two_cold_workers_and_kstore_keeps_both(
     theirs: ModuleType, fleet: Fleet, whose: str, kept: list[str]
 ) -> None:
     one = fleet.start(whose, "load", "write", "c1.py", "one", "done", "1", "wait", "2", "sync", "done", "1-synced",

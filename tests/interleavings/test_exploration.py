@@ -202,7 +202,7 @@ def test_a_kill_between_two_steps_is_found() -> None:
         explore([Actor("one", act)], Contents(), both)
 
 
-def test_who_is_suspended_while_time_passes_is_found() -> None:
+def test_an_actor_that_is_suspended_while_time_passes_is_found() -> None:
     def act(backend: MemoryBackend) -> float:
         before = time.monotonic()
         backend.put("mark", b"")

@@ -60,14 +60,14 @@ def test_a_bundle_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
     assert restored_alone(tmp_path, target.location) == {"below", "above"}
 
 
-def test_a_copy_does_likewise(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_copy_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
     worker, target = grown(fleet), other_store(tmp_path / "far", "packed")
     copy_keys(worker.store, target.store)
 
     assert restored_alone(tmp_path, target.location) == {"below", "above"}
 
 
-def test_an_archive_does_likewise(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_archive_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
     worker = grown(fleet)
     with open(tmp_path / "a.tar", "wb") as stream:
         export_tar(worker.store, worker.newest(), stream)

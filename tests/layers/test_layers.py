@@ -123,7 +123,7 @@ def test_a_generation_is_that_of_the_store_in_charge(fleet: Fleet) -> None:
         again.restore(generation=7)
 
 
-def test_who_waits_does_not_wait_for_what_the_image_has(fleet: Fleet) -> None:
+def test_a_worker_that_waits_does_not_wait_for_what_the_image_has(fleet: Fleet) -> None:
     fleet.bake("one")
     report = fleet.worker("worker").restore(wait=60)
     assert (report.status, report.leads, report.waited) == (RestoreStatus.RESTORED, False, 0.0)
@@ -189,7 +189,7 @@ def test_nothing_new_is_no_commit_and_makes_no_store(fleet: Fleet) -> None:
     assert not fleet.shared.exists()
 
 
-def test_who_compiled_what_the_image_has_without_restoring_it_uploads_nothing(fleet: Fleet) -> None:
+def test_a_worker_that_compiled_what_the_image_has_without_restoring_it_uploads_nothing(fleet: Fleet) -> None:
     fleet.bake("one")
     worker = fleet.worker("worker")
     fill(worker, "one")
@@ -380,7 +380,9 @@ def leaning_fleet(fleet: Fleet) -> None:
     assert len(leaning(manifest)) == 3 + GROUP_FILES
 
 
-def test_who_lacks_the_image_loses_what_only_that_has(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_without_the_image_loses_what_only_the_image_has(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     leaning_fleet(fleet)
     worker = fleet.without("worker")
     with caplog.at_level(logging.WARNING, "kstore"):
@@ -392,7 +394,7 @@ def test_who_lacks_the_image_loses_what_only_that_has(fleet: Fleet, caplog: pyte
     assert str(fleet.base) in line
 
 
-def test_who_lacks_the_image_puts_back_what_it_compiles_again(fleet: Fleet) -> None:
+def test_a_worker_without_the_image_puts_back_what_it_compiles_again(fleet: Fleet) -> None:
     leaning_fleet(fleet)
     worker = fleet.without("worker")
     worker.restore()
@@ -420,7 +422,7 @@ def test_what_the_store_below_has_lost_since_a_restore_is_put_back(fleet: Fleet)
     assert has(again) == {"one", "two"}
 
 
-def test_which_store_has_a_file_is_no_part_of_what_a_root_knows_of_it(fleet: Fleet) -> None:
+def test_a_root_does_not_remember_which_store_has_a_file(fleet: Fleet) -> None:
     baker = Worker(fleet.folder, "baker", fleet.bake("one"), layout=fleet.layout_below)
     baker.tree.put("inductor/ab/x.cu", b"in place")
     baker.commit()
@@ -445,7 +447,7 @@ def test_a_generation_is_put_back_without_a_restore_too(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("rests", [False, True], ids=["just committed", "nothing moves"])
 @pytest.mark.parametrize("gone", ["with its folder", "from the settings"])
-def test_who_has_what_an_image_had_that_has_gone_puts_it_back_though_nothing_is_new(
+def test_a_worker_that_has_what_a_lost_image_had_puts_it_back_though_nothing_is_new(
     fleet: Fleet, gone: str, rests: bool
 ) -> None:
     fleet.bake("one")
@@ -670,7 +672,7 @@ def test_without_the_shared_store_what_the_image_lacks_is_trouble_and_no_miss(fl
             worker.store.restore(**choice)  # type: ignore[arg-type]
 
 
-def test_who_waits_does_not_wait_for_a_store_that_is_gone(fleet: Fleet) -> None:
+def test_a_worker_that_waits_does_not_wait_for_a_store_that_is_gone(fleet: Fleet) -> None:
     fleet.bake("one")
     shutil.rmtree(fleet.shared.parent)
     report = fleet.worker("worker").restore(wait=60)

@@ -33,7 +33,7 @@ def lose_above(fleet: Fleet) -> Worker:
     return worker
 
 
-def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
+def test_a_loss_above_hides_nothing_below(fleet: Fleet) -> None:
     worker = lose_above(fleet)
     fresh = fleet.worker("fresh")
     report = fresh.restore(wait=10)
@@ -46,7 +46,7 @@ def test_that_nothing_is_left_above_hides_nothing_below(fleet: Fleet) -> None:
     assert has(again) == {"one", "two", "three"}
 
 
-def test_that_nothing_is_left_in_a_store_between_hides_nothing_further_below(fleet: Fleet) -> None:
+def test_a_loss_in_a_store_between_hides_nothing_further_below(fleet: Fleet) -> None:
     fleet.bake("one")
     between = fleet.worker("between")
     fill(between, "two")
@@ -63,7 +63,7 @@ def lost(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def test_who_commits_cold_where_nothing_is_left_above_publishes_what_is_below_too(lost: Fleet) -> None:
+def test_a_cold_commit_after_a_loss_above_publishes_what_is_below_too(lost: Fleet) -> None:
     cold = lost.worker("cold")
     fill(cold, "three")
     assert cold.commit().generation == 3
@@ -72,7 +72,7 @@ def test_who_commits_cold_where_nothing_is_left_above_publishes_what_is_below_to
     assert has(again) == {"one", "three"}
 
 
-def test_who_has_nothing_new_where_nothing_is_left_above_publishes_nothing(lost: Fleet) -> None:
+def test_a_worker_with_nothing_new_after_a_loss_above_publishes_nothing(lost: Fleet) -> None:
     worker = lost.worker("of the image")
     worker.restore()
     for _ in range(2):

@@ -39,7 +39,7 @@ def test_each_new_file_counts(activity: Activity, tree: Tree) -> None:
     assert activity.look() == 0
 
 
-def test_so_does_one_that_is_replaced_and_one_that_is_gone(activity: Activity, tree: Tree) -> None:
+def test_a_replaced_file_counts_and_so_does_a_removed_one(activity: Activity, tree: Tree) -> None:
     path = tree.graph()
     assert activity.look() == 1
     time.sleep(0.02)

@@ -81,9 +81,7 @@ def test_what_was_there_at_the_start_is_published(node: Node, start: Start) -> N
     until(lambda: files(node) == 1)
 
 
-def test_who_asks_while_the_thread_ends_has_an_answer(
-    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_while_the_thread_ends_is_answered(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal handler may do."""
     live = start()
     until(lambda: watching(live))
@@ -180,7 +178,9 @@ def test_what_a_server_runs_on_is_marked_as_used(node: Node, start: Start, monke
     until(lambda: last_used(node.store.storage.backend, node.store.scope(KEY)) > 0)
 
 
-def test_who_only_commits_when_asked_makes_no_round_of_its_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_commits_only_when_asked_makes_no_round_of_its_own(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kstore.live.commits.IDLE", 0.0)
     node.tree.wrapper("one")
     live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, only_asked=True)
@@ -529,7 +529,7 @@ def test_if_the_thread_has_died_who_asks_commits(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_who_asks_as_the_thread_dies_has_what_there_is_published(
+def test_a_request_as_the_thread_dies_publishes_what_there_is(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answers = threading.Event(), list[CommitReport]()

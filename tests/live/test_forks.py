@@ -67,7 +67,7 @@ def test_a_job_that_is_told_to_end_while_it_forks_publishes_and_ends(
     assert len(Node(tmp_path, "reader").published()) == 8
 
 
-def test_so_does_one_of_whose_threads_another_forks_meanwhile(tmp_path: Path) -> None:
+def test_a_job_whose_other_thread_forks_meanwhile_publishes_and_ends(tmp_path: Path) -> None:
     done = run(JOB_OF_TWO, tmp_path)
     assert done.returncode == 3, done.stderr
     assert len(Node(tmp_path, "reader").published()) == 8

@@ -219,7 +219,7 @@ def test_what_a_failed_body_compiled_is_published(place: Place, live: bool) -> N
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_unless_it_is_to_be_discarded(place: Place, live: bool) -> None:
+def test_what_a_failed_body_compiled_can_be_discarded(place: Place, live: bool) -> None:
     choice = {"live": live, "on_error": "discard", **LATE, **place.settings}
     with pytest.raises(Failure), kstore.synchronized(KEY, **choice) as cache:
         place.tree.wrapper("one")
@@ -613,7 +613,7 @@ def test_a_daemon_that_was_made_while_it_was_watched_is_told_that_nothing_is_com
     assert place.published() == 1
 
 
-def test_one_that_stops_the_watch_is_told_so_too(
+def test_a_daemon_that_stops_the_watch_is_told_so_too(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = kstore.watch(KEY, **LATE, **place.settings)

@@ -192,7 +192,7 @@ def test_bad_addresses(url: str) -> None:
         check_url(url)
 
 
-def test_what_keeps_it_from_asking_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_what_keeps_it_from_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str) -> None:
         raise OSError("no certificates")
 

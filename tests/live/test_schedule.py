@@ -25,7 +25,7 @@ def test_each_change_puts_it_off() -> None:
     assert made.plan(2, last=104.0, now=104.0) == Plan(Step.CHECKPOINT, 109.0)
 
 
-def test_but_for_no_longer_than_a_while() -> None:
+def test_changes_put_it_off_for_no_longer_than_a_while() -> None:
     made = schedule()
     made.plan(1, last=100.0, now=100.0)
     assert made.plan(30, last=159.0, now=159.0) == Plan(Step.CHECKPOINT, 160.0)

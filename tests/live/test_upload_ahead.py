@@ -40,7 +40,7 @@ def test_the_commit_then_uploads_only_the_manifest(node: Node, tmp_path: Path) -
     assert restored(tmp_path, "reader") == kernels(node)
 
 
-def test_so_does_the_first_commit_of_a_key(tmp_path: Path, layout: str) -> None:
+def test_the_first_commit_of_a_key_then_uploads_only_the_manifest_too(tmp_path: Path, layout: str) -> None:
     node = Node(tmp_path, layout=layout)
     node.tree.kernel("one")
     node.store.upload_ahead(KEY)
@@ -49,7 +49,7 @@ def test_so_does_the_first_commit_of_a_key(tmp_path: Path, layout: str) -> None:
     assert restored(tmp_path, "reader") == kernels(node)
 
 
-def test_and_one_that_follows_several_uploads(node: Node, tmp_path: Path) -> None:
+def test_a_commit_after_several_uploads_uploads_only_the_manifest_too(node: Node, tmp_path: Path) -> None:
     for name in ("two", "three"):
         node.store.upload_ahead(KEY)
         node.tree.kernel(name)

@@ -63,7 +63,7 @@ def test_a_root_in_a_folder_with_a_name_like_kstores_own_is_watched(tmp_path: Pa
         ears.watch.stop()
 
 
-def test_so_is_one_that_is_renamed_into_place(ears: Ears, tmp_path: Path) -> None:
+def test_a_root_that_is_renamed_into_place_is_watched(ears: Ears, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/one").write_text("compiled")
     ears.forget()
@@ -87,7 +87,7 @@ def test_a_root_behind_a_link_is_watched(tmp_path: Path) -> None:
     ears.watch.stop()
 
 
-def test_that_a_folder_is_removed_is_noticed_for_nothing_in_it_would_be_any_more(ears: Ears, tmp_path: Path) -> None:
+def test_the_removal_of_a_watched_folder_is_noticed(ears: Ears, tmp_path: Path) -> None:
     ears.forget()
     (tmp_path / "root").rmdir()
     assert ears.changes.get(timeout=PATIENCE)

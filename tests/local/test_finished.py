@@ -31,14 +31,14 @@ def test_a_lock_that_is_held(tmp_path: Path, kind: int) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_who_looks_at_a_lock_does_not_keep_it_though_a_child_lives_on(tmp_path: Path) -> None:
+def test_looking_at_a_lock_does_not_keep_it_though_a_child_lives_on(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     check_unlocked(str(tmp_path / "lock"))
     with (tmp_path / "lock").open("w") as compiler:
         fcntl.flock(compiler.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_what_is_no_object_file_is_not_finished() -> None:
+def test_data_that_is_not_an_object_file_is_not_finished() -> None:
     check_whole_object(shared_object())
     for data in (b"", b"\x7fEL", b"\x7fELF", b"#!/bin/sh", bytes(1000), shared_object()[:64]):
         with pytest.raises(Unfinished):

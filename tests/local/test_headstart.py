@@ -121,7 +121,7 @@ def test_what_is_never_changed_in_place_is_linked(linkable: Node, begun: AllBegu
         assert os.path.samefile(blob, node.tree.root / path) == (mode is LinkMode.HARDLINK)
 
 
-def test_of_few_files_nothing_is_begun_early(
+def test_a_restore_of_few_files_begins_nothing_early(
     builder: Node, begun: AllBegun, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kstore.local.headstart._WORTHWHILE", 500)
@@ -141,7 +141,7 @@ def test_a_root_that_holds_anything_is_looked_at_first(
     assert node.tree.read("inductor/ab/mine.py") == b"mine"
 
 
-def test_of_a_damaged_generation_nothing_stays(tmp_path: Path, begun: AllBegun) -> None:
+def test_nothing_of_a_damaged_generation_stays(tmp_path: Path, begun: AllBegun) -> None:
     node = Node(tmp_path)
     publish_files(node, {"inductor/ab/good.py": stored(node, b"good")}, 1)
     publish_files(node, {"inductor/cd/file": stored(node, b"a"), "inductor/cd/file/below": stored(node, b"b")}, 2)

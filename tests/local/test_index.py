@@ -39,12 +39,12 @@ INDEX = Index(
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", tablefiles.dump({})])
-def test_what_is_no_index_is_an_integrity_error(data: bytes) -> None:
+def test_a_file_that_is_not_an_index_raises_an_integrity_error(data: bytes) -> None:
     with pytest.raises(IntegrityError, match="another kstore"):
         Index.load(data)
 
 
-def test_no_part_of_an_index_is_taken_for_one() -> None:
+def test_no_part_of_an_index_is_taken_for_a_whole_one() -> None:
     whole = b"".join(INDEX.dump())
     for cut in range(len(whole)):
         with pytest.raises(IntegrityError):

@@ -174,7 +174,7 @@ def test_a_log_of_a_form_that_is_not_known_waits(tmp_path: Path, release: Releas
 
 
 @pytest.mark.parametrize("cut", [1, 5, 13])
-def test_of_a_log_that_is_cut_short_the_rest_is_known(tmp_path: Path, release: Release, cut: int) -> None:
+def test_the_rest_of_a_log_that_is_cut_short_is_known(tmp_path: Path, release: Release, cut: int) -> None:
     node = Node(tmp_path)
     release.build(node)
     deps = node.tree.root / FOLDER / ".ninja_deps"

@@ -100,7 +100,7 @@ def test_what_a_copy_would_not_survive_either_is_raised(
 
 @pytest.mark.parametrize("best", LinkMode)
 @pytest.mark.parametrize("failing", [0, 3, 9])
-def test_of_many_files_only_those_in_trouble_are_copied(
+def test_only_files_in_trouble_are_copied(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: LinkMode, failing: int
 ) -> None:
     """Each target exists if and only if it was linked."""
@@ -160,7 +160,7 @@ def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
     assert link(linker, blob, tmp_path / "two") is LinkMode.REFLINK
 
 
-def test_a_failed_clone_that_somebody_has_removed_is_none(
+def test_a_failed_clone_that_somebody_has_removed_becomes_a_copy(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove_and_refuse(*arguments: object) -> None:

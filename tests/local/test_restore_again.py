@@ -126,7 +126,7 @@ def test_what_was_withdrawn_is_a_miss(node: Node) -> None:
     assert node.restore().status is RestoreStatus.MISS
 
 
-def test_who_asks_for_a_generation_gets_that(node: Node, builder: Node) -> None:
+def test_a_worker_that_asks_for_a_generation_gets_it(node: Node, builder: Node) -> None:
     builder.tree.kernel("two")
     builder.commit()
     for generation in (1, 2, 2, 1):
@@ -191,7 +191,7 @@ def test_a_base_that_is_damaged_is_written_again(node: Node) -> None:
     assert base.read_bytes() == data
 
 
-def test_who_uses_the_root_for_another_key_is_warned(
+def test_a_job_that_uses_the_root_for_another_key_is_warned(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kstore.operations.slips.key_led_to", lambda variables, besides: "another/key")
@@ -199,7 +199,7 @@ def test_who_uses_the_root_for_another_key_is_warned(
     assert "is in use for another/key" in caplog.text
 
 
-def test_in_a_folder_of_the_users_it_is_looked_whose_objects_are_there(
+def test_a_folder_of_the_users_is_scanned_for_the_objects_of_other_hosts(
     builder: Node, tmp_path: Path, layout: str, scans: list[Worker]
 ) -> None:
     node = Node(tmp_path, layout=layout)

@@ -411,7 +411,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_known_to_be_there(
     assert folder in found.folders
 
 
-def test_of_any_number_of_folders_all_are_found(tree: Tree) -> None:
+def test_all_folders_are_found_however_many_there_are(tree: Tree) -> None:
     """More folders than are listed in one go, and some inside others."""
     kernels = [tree.kernel(f"K{number:04}") for number in range(600)]
     wrappers = [tree.put(f"inductor/{number % 300:03}/{number}/c.py", b"x = 1") for number in range(600)]

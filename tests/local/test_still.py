@@ -54,7 +54,7 @@ def test_where_nothing_moves_nobody_waits_for_who_has_the_root(node: Node) -> No
         assert [report.status for report in reports] == [CommitStatus.UNCHANGED]
 
 
-def test_who_has_waited_for_another_to_commit_scans_no_more(node: Node, scans: list[Worker]) -> None:
+def test_a_worker_that_has_waited_for_another_to_commit_scans_no_more(node: Node, scans: list[Worker]) -> None:
     node.tree.wrapper("two")
     worker, reports = node.store.worker(KEY, before_import=False), list[CommitReport]()
     asked, committed = Event(), Event()
@@ -206,7 +206,7 @@ def test_paths_that_are_damaged_or_cut_short_are_looked_at_no_more(node: Node, s
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sync": "", "still": "{}", "quarantine": ""}', b"\xff"])
-def test_a_damaged_memory_is_none(node: Node, scans: list[Worker], content: bytes) -> None:
+def test_a_damaged_memory_counts_as_no_memory(node: Node, scans: list[Worker], content: bytes) -> None:
     (path,) = (node.tree.root / ".kstore").glob("still-*")
     path.write_bytes(content)
 

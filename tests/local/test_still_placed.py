@@ -104,7 +104,7 @@ def test_what_is_changed_in_place_bears_the_stamp_that_tells_of_it(node: Node, s
     assert len(scans) == 1
 
 
-def test_no_copy_is_of_a_time_to_come_which_the_next_restore_would_take_for_a_compilers(
+def test_no_copy_has_a_time_in_the_future_that_the_next_restore_would_take_for_a_compilers(
     builder: Node, tmp_path: Path, layout: str
 ) -> None:
     data = next(each for each in (b"%d" % number for number in range(999)) if stamp(digest_of(each)) > 0.95e9)
@@ -184,13 +184,15 @@ def test_a_folder_that_a_compiler_made_before_is_no_news(
     assert node.commit().status is CommitStatus.UNCHANGED
 
 
-def test_who_has_restored_another_key_publishes_it_as_its_own(builder: Node, tmp_path: Path, layout: str) -> None:
+def test_a_worker_that_has_restored_another_key_publishes_it_as_its_own(
+    builder: Node, tmp_path: Path, layout: str
+) -> None:
     node = Node(tmp_path, layout=layout)
     assert node.restore("model/v2", seed=KEY).status is RestoreStatus.SEEDED
     assert node.commit("model/v2").status is CommitStatus.COMMITTED
 
 
-def test_who_has_restored_an_earlier_generation_looks(builder: Node, tmp_path: Path, layout: str) -> None:
+def test_a_worker_that_has_restored_an_earlier_generation_looks(builder: Node, tmp_path: Path, layout: str) -> None:
     builder.tree.wrapper("two")
     builder.commit()
     node = Node(tmp_path, layout=layout)

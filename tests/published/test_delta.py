@@ -87,7 +87,7 @@ def made() -> bytes:
     ],
     ids=["longer", "shorter", "cut short", "half", "empty", "text"],
 )
-def test_what_is_no_such_difference_is_an_error_that_has_a_type(data: Callable[[], bytes], size: int) -> None:
+def test_data_that_is_not_a_difference_raises_a_typed_error(data: Callable[[], bytes], size: int) -> None:
     with pytest.raises(IntegrityError):
         follow(data(), EARLIER, size)
 

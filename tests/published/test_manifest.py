@@ -48,7 +48,7 @@ def test_long_paths_are_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 5000])
-def test_a_path_that_is_there_twice_is_damage(number: int) -> None:
+def test_a_path_that_occurs_twice_is_damage(number: int) -> None:
     """Under its own name and as a long one: nobody can say which of them is meant."""
     files = {f"inductor/{each:05}/x.py": entry(str(each)) for each in range(number + 1)}
     (path, record) = f"inductor/{number:05}/x.py".encode(), next(pack_entries([entry("other")]))
@@ -130,6 +130,6 @@ def test_a_unit_is_a_folder_or_the_file_itself() -> None:
         tablefiles.dump({"files": {}, "meta": {b"key": b"no json"}}),
     ],
 )
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         Manifest.load(data)

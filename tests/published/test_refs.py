@@ -74,7 +74,7 @@ def test_far_away_a_ref_is_read_before_the_listing_ends(
     assert told.was_asked == [True]
 
 
-def test_of_many_generations_no_more_than_one_is_read_ahead(
+def test_no_more_than_one_of_many_generations_is_read_ahead(
     backend: PosixBackend, refs: Refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[str]()
@@ -154,7 +154,7 @@ def test_a_ref_is_none_the_worse_for_statistics_that_make_no_sense(nonsense: obj
 
 
 @pytest.mark.parametrize("time", [float("-inf"), float("inf"), float("nan"), -1, 1e18, 1e300])
-def test_nor_for_a_time_that_no_clock_shows(time: float) -> None:
+def test_a_time_that_no_clock_shows_does_not_harm_a_ref(time: float) -> None:
     assert load_ref(SCOPE, 1, changed(created=time)) == replace(REF, created=0.0)
 
 
@@ -192,7 +192,7 @@ def test_nothing_published_is_no_error(refs: Refs) -> None:
         refs.get(SCOPE, 7)
 
 
-def test_what_is_no_number_is_no_generation(backend: PosixBackend, refs: Refs) -> None:
+def test_a_name_that_is_not_a_number_is_not_a_generation(backend: PosixBackend, refs: Refs) -> None:
     publish(refs, REF)
     for name in ("2.tmp", "-3", "٤", "notes", "5/folder", "0", "0009", "9" * 255, "007.pin", f"{'9' * 200}.dropped"):
         backend.put(f"refs/{SCOPE.path}/{name}", b"")

@@ -37,7 +37,7 @@ def release(folder: Path, number: int, *kernels: str, environment: str = ENVIRON
     return node.commit(f"model/v{number}").new_blobs
 
 
-def test_of_a_hundred_releases_a_new_one_shares_with_the_last(tmp_path: Path) -> None:
+def test_a_new_release_after_many_shares_with_the_last(tmp_path: Path) -> None:
     for number in range(1, 41):
         release(tmp_path, number, f"kernel of {number}")
 

@@ -90,7 +90,7 @@ def test_what_rank_0_waits_for_others_is_not_counted(board: Board, rank: int) ->
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_if_one_cannot_nobody_does_and_all_hear_why(board: Board, rank: int) -> None:
+def test_if_one_rank_cannot_restore_none_does_and_all_hear_why(board: Board, rank: int) -> None:
     verdict = Verdict(False, f"rank {rank}: no space")
     assert run(board, {rank: "no space"}) == [(CHOICE, verdict)] * 3
 
@@ -179,7 +179,7 @@ def test_an_offer_that_cannot_be_read_is_trouble_with_the_store(board: Board, no
 
 
 @pytest.mark.parametrize("nonce", ["", "x/../y", "a//b", "a/b", "x\0y", "../../../../etc", "n" * 100])
-def test_so_is_one_whose_nonce_would_lead_elsewhere(board: Board, nonce: str) -> None:
+def test_an_offer_whose_nonce_would_lead_elsewhere_is_trouble_with_the_store(board: Board, nonce: str) -> None:
     board.put("call", json.dumps({"nonce": nonce, "uniform": True, "choice": {}}).encode())
     with pytest.raises(StoreUnavailable, match="a nonce that none makes"):
         rank_of(board, 1).read_offer()
@@ -203,7 +203,7 @@ def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Boar
     assert [verdict.go for _, verdict in answers].count(True) <= 1
 
 
-def test_of_two_processes_that_claim_to_be_rank_0_one_gives_way_and_the_others_restore_with_the_other(
+def test_one_of_two_processes_that_claim_to_be_rank_0_gives_way_and_the_others_restore_with_the_other(
     board: Board,
 ) -> None:
     """Otherwise it would wait in vain for all its time."""
@@ -232,7 +232,7 @@ def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
     assert [verdict.go for _, verdict in first + second] == [False] * 3 + [True] * 3
 
 
-def test_who_waits_on_the_store_makes_its_client_look_afresh_now_and_then(
+def test_waiting_on_the_store_makes_its_client_look_afresh_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = StoreBoard(Storage(tmp_path / "store"))

@@ -41,7 +41,7 @@ def test_the_variables_of_torchrun_say_it() -> None:
 
 
 @pytest.mark.parametrize(("environ", "number", "size"), [(SRUN, 2, 4), (MPIRUN, 1, 5)], ids=["srun", "mpirun"])
-def test_so_do_those_of_srun_and_mpirun(environ: dict[str, str], number: int, size: int) -> None:
+def test_the_variables_of_srun_and_mpirun_say_it_too(environ: dict[str, str], number: int, size: int) -> None:
     rank = find_rank(environ)
     assert (rank.number, rank.size, rank.group_store) == (number, size, None)
 

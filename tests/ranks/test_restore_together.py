@@ -116,7 +116,7 @@ def test_a_root_that_somebody_has_keeps_no_other_rank_from_missing(tmp_path: Pat
         assert [report.error, second.result(60).error] == ["", ""]
 
 
-def test_of_two_cold_jobs_one_compiles_and_the_other_restores_what_it_commits(tmp_path: Path) -> None:
+def test_one_of_two_cold_jobs_compiles_and_the_other_restores_what_it_commits(tmp_path: Path) -> None:
     """A job waits as a whole: its ranks do not wait for each other."""
     first, second = Job(tmp_path, ("one", "two")), Job(tmp_path, ("three", "four"), port=29501)
     missed = of_ranks(first.restore(wait=60))

@@ -47,7 +47,9 @@ def test_misses_leave_no_folder_of_their_own(backend: PosixBackend) -> None:
     assert read_misses(backend)[Scope(GPU, "key/7", ENVIRONMENT)].misses == 1
 
 
-def test_of_the_keys_that_miss_the_latest_are_known(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_keys_that_missed_are_remembered(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "MOST_SCOPES", 3)
     for number in range(5):
         add(backend, Scope(GPU, f"key/{number}", ENVIRONMENT), sample("miss", at=1000 + number))
@@ -63,7 +65,7 @@ def count_restores(root: Path, number: int) -> int:
         return sum(add(backend, SCOPE, sample(worker=f"{number}@here")) for _ in range(EACH))
 
 
-def test_of_processes_that_count_at_once_nothing_is_lost_that_was_not_given_up(tmp_path: Path) -> None:
+def test_processes_that_count_at_once_lose_nothing_that_was_not_given_up(tmp_path: Path) -> None:
     root = tmp_path / "store"
     added = in_processes(count_restores, [(root, number) for number in range(PROCESSES)])
     backend = PosixBackend(root)
@@ -73,7 +75,9 @@ def test_of_processes_that_count_at_once_nothing_is_lost_that_was_not_given_up(t
     assert len({name.partition(".")[0] for name in pages_in(backend, folder_of(SCOPE))}) <= SLOTS
 
 
-def test_who_loses_a_race_counts_in_another_slot(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_loses_a_race_counts_in_another_slot(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(backend, SCOPE, sample())
     rival = PosixBackend(backend.root)
     create, races = backend.put_if_absent, iter([True])

@@ -67,7 +67,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"no pickle", pickle.dumps([line("gm", "x")])[:-9], b"\x80\x04L" + b"9" * 9999 + b"\n.", b"\xff" * 99]
 )
-def test_what_is_no_entry_has_no_graphs_or_those_before_the_damage(data: bytes) -> None:
+def test_data_that_is_not_an_entry_has_no_graphs_or_those_before_the_damage(data: bytes) -> None:
     assert len(read_graphs("x", data)) <= 1
 
 

@@ -77,7 +77,7 @@ def test_a_name_that_was_not_restored() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 9999, b"\xff"])
-def test_metadata_that_is_none(data: bytes) -> None:
+def test_garbage_in_place_of_metadata(data: bytes) -> None:
     fresh, stored = tree(A={}), tree(B={})
     for path in fresh:
         assert explain({**fresh, path: data}, stored)[0] in (KernelReason.UNREADABLE, KernelReason.CODE)
