@@ -228,7 +228,7 @@ def test_folders_are_listed_with_what_is_in_them(tmp_path: Path) -> None:
     assert calls.list_each([]) == []
 
 
-def test_names_are_removed_each_by_itself(tmp_path: Path) -> None:
+def test_each_name_is_removed_separately(tmp_path: Path) -> None:
     paths = [*make(tmp_path, "a"), str(tmp_path / "gone"), *make(tmp_path, "b")]
     assert list(calls.unlink_each(paths)) == [0, errno.ENOENT, 0]
     assert not any(tmp_path.iterdir())
@@ -349,7 +349,7 @@ def test_a_new_file_has_its_bytes_mode_and_time(tmp_path: Path, data: bytes | me
     assert (found.st_mtime_ns, found.st_atime_ns) == (10**18 + 5, 10**18)
 
 
-def test_a_file_that_is_there_is_not_written(tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_written(tmp_path: Path) -> None:
     (there,) = make(tmp_path, "there")
     with pytest.raises(FileExistsError) as caught:
         calls.write_first([NewFile(str(tmp_path / "a"), b"a", 0o644, None), NewFile(there, b"b", 0o644, None)])
@@ -460,7 +460,7 @@ def test_a_file_too_large_for_its_limit_is_an_error(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG
 
 
-def test_where_there_is_no_descriptor_that_is_said(tmp_path: Path) -> None:
+def test_a_lack_of_descriptors_is_reported(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)

@@ -79,7 +79,7 @@ def test_a_commit_by_hand_is_of_the_scope_that_was_restored(
     assert published(found) == 1
 
 
-def test_a_block_in_a_block_commits_what_it_found_and_the_outer_one_what_that_had(
+def test_an_inner_block_commits_what_it_found_and_the_outer_one_what_that_had(
     found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kstore.synchronized(KEY, **found) as outer:

@@ -47,7 +47,7 @@ def wide(module: ModuleType, request: pytest.FixtureRequest) -> Digests:
 
 
 @pytest.mark.parametrize("size", LENGTHS)
-def test_one_of_any_length(wide: Digests, size: int) -> None:
+def test_contents_of_any_length(wide: Digests, size: int) -> None:
     assert wide([content(size)]) == blake3(content(size)).digest()
 
 

@@ -78,7 +78,7 @@ def test_another_host_tries_itself_whether_a_library_can_be_loaded(
     assert len(contents(other.tree.root)) == 1
 
 
-def test_what_is_for_other_hosts_is_told_until_there_is_ones_own(
+def test_what_is_for_other_hosts_is_reported_until_there_is_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder = Node(tmp_path, "builder")

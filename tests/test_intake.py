@@ -129,7 +129,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_trouble_with_a_pack_that_is_not_needed_is_none(
+def test_trouble_with_a_pack_that_is_not_needed_does_not_count(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Node(tmp_path, "other", layout="packed")
@@ -165,7 +165,7 @@ def linked(tmp_path: Path) -> Node:
     return Node(tmp_path, layout="loose")
 
 
-def test_a_loose_blob_that_is_there_is_not_stored_again(linked: Node) -> None:
+def test_a_loose_blob_that_exists_is_not_stored_again(linked: Node) -> None:
     there = loose(linked)
     linked.tree.kernel("before")
     wrapper = linked.tree.wrapper("new")

@@ -287,7 +287,7 @@ def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, lay
     assert sorted(os.listdir(node.tree.root / slot)) == ["one", "three", "two"]
 
 
-def test_why_nothing_is_linked_is_told(tmp_path: Path) -> None:
+def test_why_nothing_is_linked_is_reported(tmp_path: Path) -> None:
     """For example, where a filesystem shows all files as executable."""
     node = Node(tmp_path, layout="loose")
     node.tree.wrapper("one")

@@ -122,7 +122,7 @@ def test_it_is_put_back_once(damaged: Node) -> None:
     assert first.commit().status is CommitStatus.UNCHANGED
 
 
-def test_it_outlives_gc(damaged: Node, tmp_path: Path) -> None:
+def test_what_was_put_back_outlives_gc(damaged: Node, tmp_path: Path) -> None:
     other = worker(damaged)
     compile_all(other)
     other.commit()
@@ -293,7 +293,7 @@ def test_what_can_be_read_again_is_published_once(tmp_path: Path) -> None:
     assert restored(tmp_path, "other") == kernels(node)
 
 
-def test_a_pack_that_has_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: Path) -> None:
+def test_a_pack_that_is_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: Path) -> None:
     node = Node(tmp_path, layout="packed")
     compile_all(node)
     node.commit()
@@ -333,7 +333,7 @@ def test_what_is_noted_as_lost_is_put_back_although_its_pack_could_not_be_replac
     assert Node(tmp_path, layout="packed").commit().status is CommitStatus.UNCHANGED
 
 
-def test_a_pack_that_has_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Path) -> None:
+def test_a_pack_that_is_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Path) -> None:
     node = Node(tmp_path, layout="packed")
     node.tree.kernel("one")
     node.commit()
@@ -349,7 +349,7 @@ def test_a_pack_that_has_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Pa
     assert [ref.generation for ref in node.store.generations(node.store.scope("model/v1"))] == [3]
 
 
-def test_a_pack_that_has_gone_is_named_until_all_is_put_back(tmp_path: Path) -> None:
+def test_a_pack_that_is_gone_is_named_until_all_is_put_back(tmp_path: Path) -> None:
     node, other = Node(tmp_path, layout="packed"), Node(tmp_path, "other", layout="packed")
     for name in ("one", "two"):
         node.tree.kernel(name)

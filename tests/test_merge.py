@@ -126,7 +126,7 @@ def test_what_only_theirs_changed_is_not_undone_by_the_next_merge() -> None:
     assert not has_news(merge(merged.files, merged.files, {"x": A}, merged.declined))
 
 
-def test_where_base_was_lost_that_stays_declined_upon_which_it_agrees_with_theirs() -> None:
+def test_where_base_was_lost_paths_on_which_it_agrees_with_theirs_stay_declined() -> None:
     slot = "inductor/slot"
     ours = {
         "taken out": B,

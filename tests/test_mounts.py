@@ -11,7 +11,7 @@ import pytest
 from kstore.mounts import Mount, mounts
 
 
-def test_a_mount_is_told_with_its_device_and_kind() -> None:
+def test_a_mount_is_reported_with_its_device_and_kind() -> None:
     assert Mount("/proc", os.stat("/proc").st_dev, "proc") in mounts()
 
 

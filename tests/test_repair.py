@@ -171,7 +171,7 @@ def test_the_repair_of_a_key_keeps_what_is_noted_of_others(tmp_path: Path) -> No
     assert not any((loose.location / "quarantine").iterdir())
 
 
-def test_what_gc_removes_while_verify_reads_is_no_damage(
+def test_what_gc_removes_while_verify_reads_is_not_damage(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other")

@@ -109,7 +109,7 @@ def test_nothing_published_is_a_miss_that_writes_nothing(tmp_path: Path) -> None
     assert not node.location.exists()
 
 
-def test_a_folder_that_holds_something_else_is_no_store_that_has_nothing_yet(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_is_not_an_empty_store(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.location.mkdir()
     (node.location / "photos").mkdir()
@@ -607,7 +607,7 @@ def test_without_torch_a_commit_belongs_to_what_its_root_was_restored_from(first
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(first: Node, tmp_path: Path) -> None:
+def test_without_torch_an_environment_that_was_forgotten_cannot_be_chosen(first: Node, tmp_path: Path) -> None:
     """As after an upgrade of torch and a gc of what is unused."""
     old = Node(tmp_path, "old", environment="torch-old")
     old.tree.wrapper("old")
@@ -620,7 +620,7 @@ def test_without_torch_an_environment_that_was_forgotten_is_none_to_choose(first
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_torch_an_environment_that_a_failed_commit_left_empty_is_none_to_choose(
+def test_without_torch_an_environment_that_a_failed_commit_left_empty_cannot_be_chosen(
     first: Node, tmp_path: Path
 ) -> None:
     (first.location / "refs" / GPU / KEY / "@torch-full").mkdir()
@@ -1183,7 +1183,7 @@ def test_a_store_of_an_unknown_format_is_refused(tmp_path: Path, text: str) -> N
 
 
 @pytest.mark.parametrize("grace", ['"2h"', "null", "[]", "true", "-5", "Infinity", "NaN", "1" + "0" * 400])
-def test_a_grace_that_is_no_time_stops_gc_alone(first: Node, grace: str) -> None:
+def test_a_grace_that_is_not_a_time_stops_gc_only(first: Node, grace: str) -> None:
     path = first.location / "kstore.json"
     path.chmod(0o644)
     path.write_text(f'{{"format": 1, "grace": {grace}}}')

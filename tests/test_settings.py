@@ -199,7 +199,7 @@ def test_a_malformed_variable_is_named(tmp_path: Path) -> None:
         load(tmp_path, {"KSTORE_LAYOUT": "zip"})
 
 
-def test_a_pyproject_that_is_no_toml_is_another_tools_trouble(tmp_path: Path) -> None:
+def test_a_pyproject_that_is_not_toml_is_another_tools_trouble(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.kstore]\nstore = [")
     assert load_settings({}, tmp_path) == Settings()
 

@@ -95,7 +95,7 @@ def test_a_generation_that_cannot_be_read_keeps_no_other_from_being_checked(
     assert contents(node.location) == before
 
 
-def test_want_of_memory_for_a_large_blob_of_a_pack_is_no_damage(
+def test_a_lack_of_memory_for_a_large_blob_of_a_pack_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(size: int) -> bytearray:

@@ -80,7 +80,7 @@ class BackendConformance:
         backend.delete("name")
         assert opened.read(2, 2) == b"fo"
 
-    def test_what_is_not_there_cannot_be_opened(self, backend: Backend) -> None:
+    def test_a_missing_object_cannot_be_opened(self, backend: Backend) -> None:
         backend.put("folder/name", b"")
         for name in ("missing", "folder", "folder/missing"):
             with pytest.raises(FileNotFoundError):
@@ -241,7 +241,7 @@ class BackendConformance:
         with pytest.raises(FileNotFoundError):
             backend.move("blobs/ab/name", "gc/aside/again")
 
-    def test_an_object_that_took_the_name_of_one_still_there_is_told_from_it(self, backend: Backend) -> None:
+    def test_an_object_that_took_the_name_of_one_still_there_differs_from_it(self, backend: Backend) -> None:
         backend.put_if_absent("name", b"same")
         first = backend.stat("name").inode
         backend.move("name", "aside")
@@ -255,7 +255,7 @@ class BackendConformance:
         assert found.size == 5
         assert abs(found.mtime_ns - before) < 60 * 10**9
 
-    def test_many_are_looked_at_at_once(self, backend: Backend) -> None:
+    def test_many_objects_are_looked_at_at_once(self, backend: Backend) -> None:
         backend.put("folder/name", b"12345")
         backend.put("other", b"")
         found = backend.stat_many(["folder/name", "missing", "folder", "folder/missing", "other"])

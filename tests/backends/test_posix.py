@@ -163,7 +163,7 @@ def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: p
     assert os.listdir(backend.path("tmp")) == []
 
 
-def test_where_one_of_many_cannot_be_looked_at_it_is_said_which(backend: PosixBackend) -> None:
+def test_the_one_of_many_that_cannot_be_looked_at_is_named(backend: PosixBackend) -> None:
     backend.put("name", b"")
     os.symlink("loop", backend.path("loop"))
     with pytest.raises(OSError) as caught:

@@ -65,7 +65,7 @@ def test_a_quick_run_writes_a_page_samples_and_plots(tmp_path: Path, bench: Benc
         assert "No plots: matplotlib is not installed" in page
 
 
-def test_peers_that_are_not_there_are_named(tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peers_are_named(tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for way in peers.Fal, peers.CopyFloor:
         monkeypatch.setattr(way, "absent", staticmethod(lambda: "it is elsewhere"))
     monkeypatch.setattr("tools.bench.plots.importlib.util.find_spec", lambda name: None)
@@ -102,7 +102,7 @@ def test_the_floor_of_a_commit_makes_a_file_of_each(tmp_path: Path) -> None:
     assert len(list((tmp_path / "store").iterdir())) == 256
 
 
-def test_places_that_are_not_there_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_places_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "GLUSTER", Path("/bin/false"))
     monkeypatch.setattr(places, "_gluster_version", lambda: "GlusterFS")
     for name, table in bench("distributed", "far").items():

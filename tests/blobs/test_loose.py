@@ -33,7 +33,7 @@ def alter(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_trouble_with_an_empty_blob_is_told(loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_with_an_empty_blob_is_reported(loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no bytes that would tell that it was not read."""
 
     def fail(*asked: object) -> NoReturn:

@@ -74,7 +74,7 @@ def test_only_what_is_wanted_is_read(backend: PosixBackend, monkeypatch: pytest.
     assert sum(read) < 5 * MIB
 
 
-def test_a_blob_that_is_not_there_is_not_yielded(backend: PosixBackend) -> None:
+def test_a_missing_blob_is_not_yielded(backend: PosixBackend) -> None:
     pack_id = write_pack(backend, [b"one"])
     assert fetch(backend, pack_id, [b"two"]) == {}
 

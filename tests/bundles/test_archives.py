@@ -138,7 +138,7 @@ def test_a_time_that_zip_does_not_know_is_no_trouble(tmp_path: Path, age: int) -
     assert len(from_zip(exported(node, archives.export_zip))) == 1
 
 
-def test_a_name_that_is_no_text_goes_into_a_tar_and_not_into_a_zip(tmp_path: Path) -> None:
+def test_a_name_that_is_not_text_goes_into_a_tar_and_not_into_a_zip(tmp_path: Path) -> None:
     node = other_store(tmp_path / "source")
     name = node.tree.put("inductor/ab/\udcff.py", b"# no text\n")
     node.commit()

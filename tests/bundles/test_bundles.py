@@ -490,7 +490,7 @@ def test_a_folder_is_no_file(source: Node, tmp_path: Path) -> None:
         export(source, tmp_path / "folder")
 
 
-def test_a_full_disk_is_told_of_the_file(source: Node) -> None:
+def test_a_full_disk_is_reported_with_the_file(source: Node) -> None:
     writer = BundleWriter(source.store.storage, [source.store.snapshot(source.newest())])
     with (
         pytest.raises(FileError, match="cannot write /dev/full"),
@@ -499,7 +499,7 @@ def test_a_full_disk_is_told_of_the_file(source: Node) -> None:
         writer.write(file)
 
 
-def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot read"):
         bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore")
 
@@ -529,7 +529,9 @@ def test_a_store_that_is_only_read_is_not_written(source: Node, tmp_path: Path) 
         bring(other_store(tmp_path / "target", mode="read"), bundle)
 
 
-def test_a_bundle_of_a_newer_kstore_is_no_damage(source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_of_a_newer_kstore_is_not_damage(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("kstore.bundles.format.FORMAT", FORMAT + 1)
         bundle = bundle_of(source, tmp_path)

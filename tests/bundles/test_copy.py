@@ -43,7 +43,7 @@ def test_what_is_copied_restores_as_it_was(source: Node, target: Node) -> None:
     assert restored(target) == without_relocated(contents(source.tree.root))
 
 
-def test_the_second_time_there_is_nothing_to_copy(source: Node, target: Node) -> None:
+def test_a_second_copy_has_nothing_to_copy(source: Node, target: Node) -> None:
     copy(source, target)
     before = contents(target.location)
     (brought,) = copy(source, target).scopes
@@ -149,7 +149,7 @@ def test_a_withdrawn_key_that_is_named_is_reported(source: Node, target: Node) -
     assert "is not copied: it was forgotten or quarantined there" in reason
 
 
-def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
+def test_a_damaged_key_is_left_out_and_reported(source: Node, target: Node) -> None:
     good = Node(source.location.parent, "good", layout="packed")
     good.tree.wrapper("good")
     good.commit("good/key")
@@ -166,7 +166,7 @@ def test_a_damaged_key_is_left_out_and_told(source: Node, target: Node) -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_what_a_newer_kstore_wrote_is_left_out_and_told_and_the_others_are_copied(
+def test_what_a_newer_kstore_wrote_is_left_out_and_reported_and_the_others_are_copied(
     source: Node, target: Node, side: str
 ) -> None:
     source.commit("other/v1")
@@ -189,7 +189,7 @@ def with_a_second_generation(source: Node) -> Node:
     return source
 
 
-def test_where_the_newest_manifest_is_lost_the_generation_before_is_copied_and_that_is_told(
+def test_where_the_newest_manifest_is_lost_the_generation_before_is_copied_and_that_is_reported(
     source: Node, target: Node
 ) -> None:
     (lost,) = {*with_a_second_generation(source).newest().packs} - {*source.store.storage.refs.get(SCOPE, 1).packs}
@@ -242,7 +242,7 @@ def test_a_store_is_not_copied_to_itself(source: Node) -> None:
         copy(source, Node(source.location.parent, "again"))
 
 
-def test_a_source_that_is_no_store_is_told(tmp_path: Path, target: Node) -> None:
+def test_a_source_that_is_not_a_store_is_reported(tmp_path: Path, target: Node) -> None:
     with pytest.raises(StoreUnavailable, match="no store"):
         copy(Node(tmp_path), target)
 

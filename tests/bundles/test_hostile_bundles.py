@@ -227,12 +227,12 @@ def test_a_scope_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, edited_header(scopes=[content, content]).write(tmp_path / "bundle"))
 
 
-def test_a_header_of_a_newer_format_is_no_damage(tmp_path: Path) -> None:
+def test_a_header_of_a_newer_format_is_not_damage(tmp_path: Path) -> None:
     refused(tmp_path, edited_header(format=2).write(tmp_path / "bundle"), StoreFormatError)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b'"text"', b"\xff"])
-def test_a_header_that_is_no_object_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_a_header_that_is_not_an_object_is_refused(tmp_path: Path, text: bytes) -> None:
     bundle = Bundle()
     bundle.header = with_header(text)
     refused(tmp_path, bundle.write(tmp_path / "bundle"))
@@ -244,7 +244,7 @@ def test_a_header_that_declares_much_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, bundle.write(tmp_path / "bundle"))
 
 
-def test_a_manifest_that_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_a_table_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"x" * 5000, Bundle().manifest[:4096]):
         bundle = Bundle()
         bundle.manifest = data

@@ -316,7 +316,7 @@ def test_binary_is_told_by_size_and_digest(cli: Cli) -> None:
     assert "they are binary" in result.err
 
 
-def test_what_is_the_same_is_said_to_be(cli: Cli) -> None:
+def test_equal_parts_are_reported_as_equal(cli: Cli) -> None:
     two_releases(cli)
     result = cli("diff", "my/v1", "my/v2", "--path", "triton_same_0.ptx")
 

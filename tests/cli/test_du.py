@@ -52,7 +52,7 @@ def test_one_key_is_told_by_itself(cli: Cli) -> None:
     assert "my/v1" in result.out and "my/v2" not in result.out
 
 
-def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
+def test_a_key_that_does_not_exist_is_a_miss(cli: Cli) -> None:
     cli.publish("my/v1")
 
     assert cli("du", "your/v1").code == 3

@@ -172,7 +172,7 @@ def test_no_time_at_all_is_a_mistake(cli: Cli, option: str) -> None:
     assert cli("exec", "my/v1", option, "0", "--", "true").code == 2
 
 
-def test_a_store_that_is_away_is_told_once(cli: Cli) -> None:
+def test_a_store_that_is_away_is_reported_once(cli: Cli) -> None:
     process = start(
         cli, "--settle", "1s", "--store", "/nowhere/at/all", program=f"{compiling_in_python('one')}; {WAITING}"
     )

@@ -115,7 +115,7 @@ def test_a_damaged_newest_generation_is_passed_over_and_the_exit_code_is_4(cli: 
     assert "generation 1: 2 files" in cli("export", KEY, "-o", path).out
 
 
-def test_a_key_that_is_not_there_is_a_miss(cli: Cli, bundle: str) -> None:
+def test_a_key_that_does_not_exist_is_a_miss(cli: Cli, bundle: str) -> None:
     result = cli("export", "missing", "-o", bundle)
     assert (result.code, "nothing is published for missing in" in result.err) == (3, True)
     assert cli("export", KEY, "--gpu", "another", "-o", bundle).code == 3

@@ -113,7 +113,7 @@ def test_a_short_grace_needs_offline(cli: Cli) -> None:
     assert "--offline" in result.err
 
 
-def test_what_cannot_be_read_is_kept_and_told(cli: Cli) -> None:
+def test_what_cannot_be_read_is_kept_and_reported(cli: Cli) -> None:
     cli.publish("my/v1")
     ref = cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1"
     ref.chmod(0o644)

@@ -107,7 +107,7 @@ def test_only_what_is_pinned_can_be_unpinned(cli: Cli) -> None:
     assert f"generation 1 of my/v1 ({GPU}" in result.err and "is not pinned; `kstore show my/v1`" in result.err
 
 
-def test_a_pin_whose_generation_has_gone_can_be_removed(cli: Cli) -> None:
+def test_a_pin_whose_generation_is_gone_can_be_removed(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     cli.publish("my/v1", "two")
     cli("pin", "my/v1", "1")
@@ -160,7 +160,7 @@ def test_a_scope_that_was_forgotten_is_meant_only_where_there_is_no_other(cli: C
     [("forget", "my/v1"), ("quarantine", "my/v1"), ("rollback", "my/v1", "1"), ("pin", "my/v1", "1"),
      ("verify", "my/v1"), ("show", "my/v1"), ("files", "my/v1")],
 )  # fmt: skip
-def test_a_scope_that_a_failed_commit_left_empty_is_none(
+def test_a_scope_that_a_failed_commit_left_empty_does_not_count(
     cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.publish("my/v1")
@@ -170,7 +170,7 @@ def test_a_scope_that_a_failed_commit_left_empty_is_none(
     assert (result.code, "other-gpu" in result.out + result.err) == (0, False)
 
 
-def test_a_key_of_which_only_an_empty_scope_is_left_is_none(cli: Cli) -> None:
+def test_a_key_of_which_only_an_empty_scope_is_left_does_not_count(cli: Cli) -> None:
     cli("init")
     (cli.store / "refs" / GPU / "my" / "v1" / f"@{ENVIRONMENT}").mkdir(parents=True)
     result = cli("forget", "my/v1")

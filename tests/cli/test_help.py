@@ -127,7 +127,7 @@ def test_an_unknown_command_is_a_usage_error(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("word", "meant"), [("lss", "ls?"), ("restor", "restore or report?"), ("frobnicate", None)])
-def test_an_unknown_command_is_told_from_what_it_may_be_meant_for(cli: Cli, word: str, meant: str | None) -> None:
+def test_an_unknown_command_names_what_may_be_meant(cli: Cli, word: str, meant: str | None) -> None:
     hint = f"; did you mean {meant}" if meant else ""
 
     assert cli(word).err == f"kstore: No such command '{word}'{hint} (see `kstore --help`)\n"

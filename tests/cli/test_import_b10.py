@@ -88,7 +88,7 @@ def test_a_folder_without_an_archive_for_this_hardware_is_a_miss_that_names_the_
     assert f"name one of cache_{OTHER}.latest.tar.gz, with --gpu and --environment" in result.err
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_missing(cli: Cli, volume: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_as_missing(cli: Cli, volume: Path, tmp_path: Path) -> None:
     result = cli("import", "b10", str(tmp_path / "missing"))
 
     assert result.code == 1

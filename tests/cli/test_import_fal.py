@@ -112,7 +112,7 @@ def test_what_is_left_behind_is_counted_and_with_v_named(cli: Cli, folder: Path)
     assert "left out inductor/ab/cone.main.so: nobody knows which host it was built on" in result.err
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_missing(cli: Cli, folder: Path) -> None:
+def test_a_missing_folder_is_reported_as_missing(cli: Cli, folder: Path) -> None:
     result = cli("import", "fal", str(folder / "missing"))
 
     assert result.code == 1

@@ -35,7 +35,7 @@ def test_without_posix_fadvise_a_store_is_made_all_the_same(cli: Cli, monkeypatc
     assert cli("init").code == 0
 
 
-def test_a_store_that_is_there_is_left_as_it_is(cli: Cli) -> None:
+def test_a_store_that_exists_is_left_as_it_is(cli: Cli) -> None:
     cli("init")
     before = (cli.store / "kstore.json").read_text()
     results = [cli("init"), cli("init", "--grace", "1h")]
@@ -49,7 +49,7 @@ def test_a_store_that_is_there_is_left_as_it_is(cli: Cli) -> None:
     ("grace", "advice"),
     [("5h", "for a longer one: `kstore gc --grace 18000s`, each time"), ("5m", "for a shorter one: end all workers")],
 )
-def test_the_grace_of_a_store_that_is_there_is_not_changed(cli: Cli, grace: str, advice: str) -> None:
+def test_the_grace_of_an_existing_store_is_not_changed(cli: Cli, grace: str, advice: str) -> None:
     cli.publish("my/v1")  # which makes the store
     before = (cli.store / "kstore.json").read_text()
     result = cli("init", "--grace", grace)
@@ -76,7 +76,7 @@ def test_the_grace_is_a_duration(cli: Cli) -> None:
     assert cli("init", "--grace", "2d", "--json").json["grace"] == 2 * 86400
 
 
-def test_a_grace_that_is_no_duration_is_a_usage_error(cli: Cli) -> None:
+def test_a_grace_that_is_not_a_duration_is_a_usage_error(cli: Cli) -> None:
     result = cli("init", "--grace", "soon")
 
     assert result.code == 2

@@ -207,7 +207,9 @@ def test_the_way_back_that_is_named_works(cli: Cli, base: Path) -> None:
     assert "restored my/v1 generation 2: 2 files" in cli("restore", "my/v1").out
 
 
-def test_what_cannot_be_read_below_is_told_of_that_store(cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_below_is_reported_with_its_store(
+    cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trouble_with(monkeypatch, blob_name(digest_of(b"one")))
     result = cli("cat", "my/v1", "cone.py")
     assert (result.code, f"cannot read the store at {base}:" in result.err) == (1, True)

@@ -88,7 +88,7 @@ def test_without_a_store_it_says_how_to_make_one(cli: Cli) -> None:
     assert "kstore init" in result.err
 
 
-def test_a_folder_that_holds_something_else_is_said_to(cli: Cli) -> None:
+def test_a_folder_that_holds_something_else_is_reported_as_such(cli: Cli) -> None:
     cli.store.mkdir()
     (cli.store / "thesis.tex").touch()
     result = cli("ls")

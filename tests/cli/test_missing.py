@@ -25,7 +25,7 @@ def ask(command: tuple[str, ...], key: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("command", [*COUNTING, *CHOOSING, ("verify",)])
-def test_a_key_that_is_not_there_is_a_miss_in_the_same_words(cli: Cli, command: tuple[str, ...]) -> None:
+def test_a_key_that_does_not_exist_is_a_miss_in_the_same_words(cli: Cli, command: tuple[str, ...]) -> None:
     cli.publish("my/v1")
     result = cli(*ask(command, "no/key"))
 
@@ -47,7 +47,7 @@ def test_where_a_key_is_there_for_others_they_are_named(cli: Cli, command: tuple
 
 
 @pytest.mark.parametrize("command", [*COUNTING, *CHOOSING, ("verify",)])
-def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[str, ...]) -> None:
+def test_a_missing_store_is_what_is_reported(cli: Cli, command: tuple[str, ...]) -> None:
     result = cli(*ask(command, "my/v1"))
 
     assert (result.code, result.out) == (1, "")
@@ -67,7 +67,7 @@ def test_where_there_is_no_store_that_is_what_is_said(cli: Cli, command: tuple[s
         (("clean", "--yes"), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
     ],
 )
-def test_where_no_generation_can_be_named_by_key_and_number_the_other_way_is_said(
+def test_where_no_generation_can_be_named_by_key_and_number_the_other_way_is_named(
     cli: Cli, command: tuple[str, ...], where: str
 ) -> None:
     cli.publish("my/v1")

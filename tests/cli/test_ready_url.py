@@ -171,7 +171,7 @@ def test_a_worker_that_only_reads_asks_nobody(cli: Cli, monkeypatch: pytest.Monk
     assert "never answered" not in result.err
 
 
-def test_a_store_that_is_away_is_told_and_the_server_runs_on(cli: Cli, start: Start) -> None:
+def test_a_store_that_is_away_is_reported_and_the_server_runs_on(cli: Cli, start: Start) -> None:
     serving = start("whole", "--store", "/nowhere/at/all", *LATE)
     serving.says("warning: the commit of a ready server failed: ")
     assert serving.compiled()

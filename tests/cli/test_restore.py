@@ -38,7 +38,7 @@ def test_a_generation_can_be_named(cli: Cli) -> None:
     assert not (cli.cache_root / "inductor/ab/ctwo.py").exists()
 
 
-def test_a_generation_that_is_not_there_is_a_miss(cli: Cli) -> None:
+def test_a_generation_that_does_not_exist_is_a_miss(cli: Cli) -> None:
     cli.publish("my/v1")
     result = cli("restore", "my/v1", "--generation", "7")
 
@@ -64,7 +64,7 @@ def test_a_miss_is_no_failure(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("verb", "was"), [("forget", "forgotten"), ("quarantine", "quarantined")])
-def test_a_key_that_was_withdrawn_is_said_to_be(cli: Cli, verb: str, was: str) -> None:
+def test_a_key_that_was_withdrawn_is_reported_as_withdrawn(cli: Cli, verb: str, was: str) -> None:
     cli.publish("my/v1")
     cli(verb, "my/v1")
 
@@ -83,7 +83,7 @@ def test_a_miss_for_a_gpu_that_was_named_tells_which_ones_there_are(cli: Cli, co
     assert f"kstore: my/v1 is published for: --gpu {GPU} --environment {ENVIRONMENT}\n" in result.err
 
 
-def test_a_miss_tells_of_no_gpu_of_which_nothing_is_published_any_more_or_yet(cli: Cli) -> None:
+def test_a_miss_names_no_gpu_for_which_nothing_is_published_any_more_or_yet(cli: Cli) -> None:
     cli.publish("my/v1")
     cli("forget", "my/v1")
     (cli.store / f"refs/nvidia-h10/my/v1/@{ENVIRONMENT}").mkdir(parents=True)  # as a commit that was killed leaves it
@@ -130,7 +130,7 @@ def test_a_seed_is_what_a_new_key_starts_from(cli: Cli) -> None:
     assert result.out.startswith("restored my/v2 from seed my/v1 generation 1: 1 file")
 
 
-def test_where_a_seed_has_nothing_either_that_is_said(cli: Cli) -> None:
+def test_a_seed_that_has_nothing_either_is_reported(cli: Cli) -> None:
     arguments = ("my/v2", "--seed", "typo/v0")
 
     said = f"nothing is published for my/v2 on {GPU}, {ENVIRONMENT} yet, nor for the seed typo/v0"

@@ -92,7 +92,7 @@ def test_what_keeps_gc_from_deleting_anything_is_to_be_repaired_first(cli: Cli) 
     assert list(cli.store.rglob("*.pin")) == []
 
 
-def test_a_pack_that_was_moved_aside_is_not_told_again_but_what_an_earlier_generation_has_lost(cli: Cli) -> None:
+def test_a_pack_that_was_moved_aside_is_not_reported_again_but_what_an_earlier_generation_has_lost(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py", "one")
     cli("commit", "my/v1", "--layout", "packed")
     (pack,) = (cli.store / "packs").iterdir()
@@ -138,13 +138,13 @@ def test_json_lists_what_is_lost(cli: Cli) -> None:
     assert content["damage"][0]["paths"] == ["inductor/ab/cone.py"]
 
 
-def test_a_key_that_is_not_there_is_a_miss(cli: Cli) -> None:
+def test_a_key_that_does_not_exist_is_a_miss(cli: Cli) -> None:
     cli.publish("my/v1")
 
     assert cli("verify", "your/v1").code == 3
 
 
-def test_what_cannot_be_read_is_named_and_is_no_damage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_named_and_is_not_damage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(loose: object, blobs: Mapping[bytes, int]) -> tuple[set[bytes], dict[bytes, str]]:
         return set(), {digest: f"blob {digest.hex()}: Permission denied" for digest in blobs}
 

@@ -143,7 +143,7 @@ def test_the_command_that_checks_the_rest_is_for_the_same_store_and_cache_root(c
     assert f"run `kstore exec my/v1 {' '.join(unused)} -- …`" in cli("why", "my/v1", *unused).err
 
 
-def test_a_store_that_is_not_there_is_told_before_a_cache_root_that_nobody_used(cli: Cli) -> None:
+def test_a_store_that_is_not_there_is_reported_before_a_cache_root_that_nobody_used(cli: Cli) -> None:
     result = cli("why", "my/v1", "--store", str(cli.folder / "missing"))
 
     assert result.code == 1

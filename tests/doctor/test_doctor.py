@@ -111,7 +111,7 @@ def test_the_root_that_a_job_has_claimed_is_looked_at(
     assert checks(store)["cache root"].found.startswith(f"{path}, ")
 
 
-def test_a_store_that_hangs_is_said_to(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_reported_as_hanging(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.doctor.shared._PATIENCE", 0.1)
     monkeypatch.setattr(PosixBackend, "get", lambda *_: Event().wait())
 
@@ -484,7 +484,7 @@ def test_a_generation_that_cannot_be_read_is_bad(published: Node) -> None:
     assert "kstore verify" in worst(published.store)["generation"].advice
 
 
-def test_what_a_newer_kstore_published_is_no_damage(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_newer_kstore_published_is_not_damage(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.published.ref.FORMAT", 0)
 
     found = worst(published.store)["generation"]
@@ -647,7 +647,7 @@ def test_variables_that_change_keys_are_compared_with_the_builders(published: No
     assert "AOT entries" in found["CI"].advice
 
 
-def test_variables_that_look_like_settings_are_told(published: Node) -> None:
+def test_variables_that_look_like_settings_are_reported(published: Node) -> None:
     environ = {
         "KSTORE_STORE": "/x", "KSTORE_CACHE_DIR": "/x", "KSTORE_CACH_ROOT": "/x", "KSTORE_TIMEOUT": "10",
         "KSTORE_PORT": "tcp://10.0.0.1:80", "KSTORE_SERVICE_HOST": "10.0.0.1",
@@ -904,7 +904,7 @@ def test_what_the_disk_lacks_is_named(
     assert worst(published.store)[name].verdict is verdict
 
 
-def test_a_store_without_inodes_is_one_where_no_file_can_be_made(
+def test_in_a_store_without_inodes_no_file_can_be_made(
     published: Node, disk: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mounts of rclone count inodes, and say that none is left."""
@@ -914,7 +914,7 @@ def test_a_store_without_inodes_is_one_where_no_file_can_be_made(
     assert worst(published.store)["store space"].found.endswith("but no inodes")
 
 
-def test_a_root_whose_folders_do_not_tell_of_news_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_whose_folders_do_not_show_news_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """On mounts of s3fs and rclone a folder's time does not change."""
     mkdir = os.mkdir
 

@@ -166,7 +166,7 @@ def test_calls_that_would_write_are_refused(
         writer(store)
 
 
-def test_a_store_is_not_made_and_one_that_is_there_is_left(tmp_path: Path, untouched: Path) -> None:
+def test_a_store_is_not_made_and_an_existing_one_is_left(tmp_path: Path, untouched: Path) -> None:
     with worker(tmp_path, untouched) as settings:
         del settings["strict"], settings["store"]
         assert not kstore.Store(untouched, **settings).create()

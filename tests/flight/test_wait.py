@@ -183,7 +183,7 @@ def test_where_nothing_can_be_read_one_leads_and_the_others_get_what_it_commits(
         assert not waiter.result().leads
 
 
-def test_where_nothing_can_be_read_at_the_end_of_the_wait_that_is_told(unreadable: Path) -> None:
+def test_where_nothing_can_be_read_at_the_end_of_the_wait_that_is_reported(unreadable: Path) -> None:
     with pytest.raises(IntegrityError):
         Node(unreadable, "first").restore(wait=LONG)
     with pytest.raises(IntegrityError, match="kstore verify"):

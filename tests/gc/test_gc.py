@@ -74,7 +74,7 @@ def test_where_there_is_no_store_nothing_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_older_generations_go_and_their_blobs_a_grace_later(node: Node, tmp_path: Path) -> None:
+def test_older_generations_are_removed_and_their_blobs_a_grace_later(node: Node, tmp_path: Path) -> None:
     for variant in "abcd":
         replace_kernels(node, variant)
     pass_time(node)
@@ -468,7 +468,7 @@ def test_a_size_limit_forgets_no_key_that_is_pinned(node: Node, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("policy", [{"unused": 30 * 86400.0}, {"max_size": 1, "allow_live": True}], ids=["use", "size"])
-def test_a_pin_of_a_generation_that_has_gone_keeps_no_key(policy: dict[str, Any], node: Node) -> None:
+def test_a_pin_of_a_generation_that_is_gone_keeps_no_key(policy: dict[str, Any], node: Node) -> None:
     for name in ("one", "two"):
         grow(node, name)
     node.store.pin(KEY, 1)
@@ -490,7 +490,7 @@ def test_offline_both_phases_are_one(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("condemned_before", [False, True])
-def test_offline_what_is_condemned_goes_at_once_whatever_the_grace(node: Node, condemned_before: bool) -> None:
+def test_offline_what_is_condemned_is_removed_at_once_whatever_the_grace(node: Node, condemned_before: bool) -> None:
     for variant in "abc":
         replace_kernels(node, variant)
     pass_time(node, 1.5 * HOUR)
@@ -674,7 +674,7 @@ def test_what_was_on_a_damaged_list_is_condemned_anew_and_the_list_set_aside(dou
 
 
 @pytest.mark.parametrize("harm", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["a pipe", "a link to itself"])
-def test_a_list_that_is_no_file_is_a_damaged_one(
+def test_a_list_that_is_not_a_file_is_a_damaged_list(
     doubtful: Node, tmp_path: Path, harm: Callable[[Path], object]
 ) -> None:
     (path,) = (doubtful.location / name for name in list_names(doubtful.store.storage.backend))
@@ -701,7 +701,7 @@ def test_a_dry_run_gives_up_no_list(doubtful: Node) -> None:
     assert contents(doubtful.location) == before
 
 
-def test_two_at_once_do_not_do_the_same_work(node: Node) -> None:
+def test_two_gcs_at_once_do_not_do_the_same_work(node: Node) -> None:
     grow(node, "one")
     assert Lease(node.store.storage, "@gc", 3600).acquire()
     assert collect(node).status is GcStatus.BUSY
@@ -757,7 +757,7 @@ def test_many_small_packs_become_one(scattered: Node, tmp_path: Path) -> None:
     assert scattered.store.verify().ok
 
 
-def test_small_packs_that_became_one_go_with_the_last_generation_that_names_them(scattered: Node) -> None:
+def test_small_packs_that_became_one_are_removed_with_the_last_generation_that_names_them(scattered: Node) -> None:
     before = scattered.newest().packs
     for _ in range(4):
         pass_time(scattered)
@@ -1194,7 +1194,7 @@ def test_what_is_quarantined_goes_with_the_last_generation_that_needs_it(damaged
     assert quarantined(damaged) == set()
 
 
-def test_a_quarantined_ref_goes_after_the_grace(damaged: Node, tmp_path: Path) -> None:
+def test_a_quarantined_ref_is_removed_after_the_grace(damaged: Node, tmp_path: Path) -> None:
     """However old it was when it was moved there."""
     other = Node(tmp_path, "other")
     pass_time(damaged)

@@ -40,7 +40,7 @@ def judged(*generations: Generation, keep: int = 2, damaged: Container[int] = ()
     return [(d.generation.number, d.why) for d in decisions]
 
 
-def test_the_newest_are_kept_and_older_ones_go() -> None:
+def test_the_newest_are_kept_and_older_ones_are_removed() -> None:
     assert judged(*(generation(n, 10 - n) for n in (1, 2, 3, 4))) == [
         (1, Why.OLD),
         (2, Why.OLD),
@@ -80,7 +80,7 @@ def test_a_quarantined_key_keeps_what_can_be_rolled_back_to() -> None:
     assert found == [(1, Why.OLD), (2, Why.KEPT), (3, Why.KEPT), (4, Why.NEWEST)]
 
 
-def test_a_generation_that_was_published_again_goes() -> None:
+def test_a_generation_that_was_published_again_is_removed() -> None:
     same = b"m" * 32
     found = judged(generation(1, 9), generation(2, 8, manifest=same), generation(3, 7, manifest=same))
     assert found == [(1, Why.KEPT), (2, Why.REPEATED), (3, Why.NEWEST)]

@@ -300,7 +300,7 @@ def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pyte
     assert usage(node).missed == 0
 
 
-def test_a_list_that_is_changed_in_place_tells_of_no_compiler(node: Node) -> None:
+def test_a_list_that_is_changed_in_place_does_not_indicate_a_compiler(node: Node) -> None:
     read_all(node)
     folder = next(node.tree.root.glob("triton/*/k.cubin")).parent
     (folder / "k.cubin").unlink()

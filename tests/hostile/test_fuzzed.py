@@ -153,7 +153,7 @@ def read_again_if_ended(process: Reader, data: bytes) -> bytes:
     return process.read(data)
 
 
-def test_the_reader_tells_of_a_signal() -> None:
+def test_the_reader_reports_a_signal() -> None:
     with reader() as process:
         process.kill()
         with pytest.raises(AssertionError, match="ended with -9"):

@@ -428,7 +428,7 @@ def test_very_many_hosts_are_passed_on(world: World) -> None:
     assert isinstance(world.commit(), kstore.CommitReport)
 
 
-def test_a_ref_may_name_what_is_no_manifest(world: World) -> None:
+def test_a_ref_may_name_something_that_is_not_a_manifest(world: World) -> None:
     world.publish(EVIL)
     assert isinstance(world.restore(), IntegrityError)
     report = kstore.restore(

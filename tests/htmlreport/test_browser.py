@@ -214,7 +214,7 @@ def test_hostile_text_is_shown_and_never_run(page: Page, tmp_path: Path) -> None
     assert [url for url in page.requested() if not url.startswith(HARMLESS)] == []
 
 
-def test_what_cannot_be_read_is_told(page: Page, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(page: Page, tmp_path: Path) -> None:
     storage = full_store(tmp_path)
     page.open(storage, tmp_path)
     assert "cannot be read" not in page.text("about")

@@ -78,7 +78,7 @@ def forget(folder: Path, key: str, gpu: str) -> None:
     store(folder, gpu).forget(key)
 
 
-def test_a_scope_that_was_forgotten_is_none_to_choose(folder: Path) -> None:
+def test_a_scope_that_was_forgotten_cannot_be_chosen(folder: Path) -> None:
     commit(folder, "m", "a")
     commit(folder, "m", "own")
     forget(folder, "m", "own")
@@ -142,7 +142,7 @@ def test_several_pairs_are_listed_with_an_option_for_each_side(folder: Path) -> 
     assert error.value.exit_code == 2
 
 
-def test_a_scope_without_the_generation_is_none_to_choose(folder: Path) -> None:
+def test_a_scope_without_the_generation_cannot_be_chosen(folder: Path) -> None:
     commit(folder, "m", "a", "torch-1", "one")
     commit(folder, "m", "b", "torch-1", "one", "two")
 

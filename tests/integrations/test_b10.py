@@ -229,13 +229,13 @@ def shape(told: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_both_tell_of_the_same_things(theirs: dict[str, list[Any]], ours: dict[str, list[Any]], name: str) -> None:
+def test_both_report_the_same_things(theirs: dict[str, list[Any]], ours: dict[str, list[Any]], name: str) -> None:
     assert shape(ours[name]) == shape(theirs[name])
     info, listed = ours[name][-2:]
     assert info["environment_key"] == listed["current_environment"]
 
 
-def test_a_malformed_variable_is_told_not_raised(ours_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_variable_is_reported_not_raised(ours_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/etc/torch")
 
     assert b10.get_cache_info()["local_cache_exists"] is False
@@ -471,7 +471,7 @@ def test_trouble_is_one_line_in_the_log(volume: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.usefixtures("ours_here", "host")
-def test_a_number_above_its_cap_is_lowered_and_told(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_a_number_above_its_cap_is_lowered_and_reported(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setenv("MAX_CONCURRENT_SAVES", "101")
     monkeypatch.setenv("MAX_CACHE_SIZE_MB", "2000")
     found = variables.Variables(os.environ)

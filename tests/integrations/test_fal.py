@@ -402,7 +402,7 @@ def test_a_key_that_only_fal_takes_has_a_name_of_its_own(app: App, key: str) -> 
     assert app.published(fal.store_key(key)) == {"inductor/ab/c1.py"}
 
 
-def test_a_key_that_is_no_text_is_the_caller_s_mistake() -> None:
+def test_a_key_that_is_not_text_is_the_caller_s_mistake() -> None:
     with pytest.raises(UsageError):
         fal.load_inductor_cache(3)  # type: ignore[arg-type]
 

@@ -274,7 +274,7 @@ def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:
     assert not (fleet.folder / "exported.bin").exists()
 
 
-def test_a_file_whose_name_is_no_text_is_left_out_of_an_export(fleet: Fleet) -> None:
+def test_a_file_whose_name_is_not_text_is_left_out_of_an_export(fleet: Fleet) -> None:
     """Torch writes the job's own name into it."""
     put(fleet.folder / "cold/inductor/aotautograd/aab/one", "entry")
     put(fleet.folder / "cold/inductor/dynamo/code_state_j\udcff.pkl", "profile")
@@ -595,7 +595,7 @@ def test_a_save_goes_where_the_load_came_from(
     assert [scope.key for scope in fleet.store.scopes()] == [KEY]
 
 
-def test_a_setting_that_there_is_not_is_the_callers_mistake(tmp_path: Path) -> None:
+def test_a_setting_that_does_not_exist_is_the_callers_mistake(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no setting bogus"):
         save(KEY, store=tmp_path / "store", bogus=1)
 

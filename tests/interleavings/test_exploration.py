@@ -239,7 +239,7 @@ def test_random_bytes_and_threads_are_the_same_in_every_run() -> None:
     assert len({dict(outcomes)["one"] for _, outcomes in ends.ends} - {KILLED}) == 1
 
 
-def test_an_actor_that_is_no_function_is_refused() -> None:
+def test_an_actor_that_is_not_a_function_is_refused() -> None:
     numbers = itertools.count()
 
     def act(backend: MemoryBackend) -> None:

@@ -383,7 +383,7 @@ def test_nothing_is_lost_with_everybody_and_few_switches(
 
 
 @ONE_COMMITS
-def test_a_key_is_not_forgotten_for_want_of_use_upon_what_was_committed(
+def test_a_key_that_was_just_committed_to_is_not_forgotten_as_unused(
     layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     scene = Scene(("unused 1", "commit C"), published=(FIRST,), history=aged)

@@ -44,6 +44,6 @@ def test_a_folder_stays_when_it_is_empty(backend: MemoryBackend) -> None:
     assert [child.name for child in backend.list("")] == ["folder"]
 
 
-def test_it_is_a_backend() -> None:
+def test_a_memory_backend_is_a_backend() -> None:
     backend: Backend = Memory().backend
     assert list(backend.list("")) == []

@@ -98,7 +98,7 @@ def test_without_the_image_an_export_names_the_store_to_add(
         write(worker, tmp_path)
 
 
-def test_without_the_image_a_copy_leaves_out_what_leans_on_it_and_that_is_no_damage(
+def test_without_the_image_a_copy_leaves_out_what_leans_on_it_and_that_is_not_damage(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     source, target = alone(grown(fleet)), other_store(tmp_path / "far", "packed")

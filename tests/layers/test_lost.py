@@ -96,7 +96,7 @@ def test_where_nothing_is_left_above_generations_and_their_numbers_are_of_what_r
     ]
 
 
-def test_where_nothing_is_left_above_nor_is_anything_below_generations_are_those_above(fleet: Fleet) -> None:
+def test_if_nothing_is_left_above_and_nothing_is_below_generations_are_those_above(fleet: Fleet) -> None:
     fleet.bake()
     worker = fleet.worker("worker")
     fill(worker, "one")

@@ -215,7 +215,7 @@ def test_what_is_discarded_is_not_published(node: Node, start: Start) -> None:
     assert files(node) == 0
 
 
-def test_after_the_end_who_asks_is_told_what_the_last_commit_did(node: Node, start: Start) -> None:
+def test_after_the_end_a_request_is_told_what_the_last_commit_did(node: Node, start: Start) -> None:
     """As a signal handler may do."""
     live = start()
     node.tree.wrapper("one")
@@ -265,7 +265,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_a_store_that_goes_away_and_comes_back_is_told_once_each(
+def test_a_store_that_goes_away_and_comes_back_is_reported_once_each(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "_FIRST_PAUSE", 0.01)
@@ -309,7 +309,7 @@ def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:
 
 
 @pytest.mark.usefixtures("blind")
-def test_where_nothing_can_be_watched_that_is_told_once_and_the_root_looked_through_every_so_often(
+def test_where_nothing_can_be_watched_that_is_reported_once_and_the_root_is_scanned_every_so_often(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(every=SOON)
@@ -450,7 +450,7 @@ def test_a_folder_that_a_job_chooses_while_it_runs_is_looked_into(
     until(lambda: files(node) == 2)
 
 
-def test_trouble_with_looking_is_told_once_and_does_not_end_it(
+def test_trouble_with_looking_is_reported_once_and_does_not_end_it(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, where memory is short for a while."""

@@ -152,7 +152,7 @@ def test_a_server_that_never_answers_holds_up_nobody(server: Server, monkeypatch
     assert (job.commits, job.ready.seconds) == (0, None)
 
 
-def test_a_commit_that_fails_is_told_once_and_tried_again(server: Server) -> None:
+def test_a_commit_that_fails_is_reported_once_and_tried_again(server: Server) -> None:
     server.status = 200
     job = Job(server.url, OSError("the store is away"), OSError("still"), OSError("still"))
     until(lambda: job.is_over)
@@ -202,7 +202,7 @@ def test_it_reports_what_keeps_it_from_asking(monkeypatch: pytest.MonkeyPatch) -
     assert job.warned == ["https://127.0.0.1:9/health cannot be asked: no certificates"]
 
 
-def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -153,7 +153,7 @@ def test_the_kernels_limit_is_noticed(tmp_path: Path) -> None:
     assert done.stdout.startswith("Blind inotify's limit of watches is reached"), done.stderr
 
 
-def test_lost_events_are_a_change_and_told_once(ears: Ears, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_events_are_a_change_and_reported_once(ears: Ears, caplog: pytest.LogCaptureFixture) -> None:
     watch._tell_overflow.cache_clear()
     ears.forget()
     for _ in range(2):

@@ -69,7 +69,7 @@ def test_a_folder_that_nobody_claimed_is_not_used(tmp_path: Path) -> None:
     assert claim_root(folder, owner()) == str(folder / "1")
 
 
-def test_a_process_keeps_its_root_when_the_claim_has_gone(tmp_path: Path) -> None:
+def test_a_process_keeps_its_root_when_the_claim_is_gone(tmp_path: Path) -> None:
     """As happens to files in /tmp that nobody has read for long."""
     folder = tmp_path / "kstore/env"
     root = claim_root(folder, owner("one"))

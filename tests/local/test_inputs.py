@@ -302,7 +302,7 @@ def test_a_source_that_is_restored_with_other_content_is_another(tmp_path: Path,
     assert for_inputs_here(stored, extensions, {"generated/twice.c": other}.get) == b""
 
 
-def test_what_was_built_of_a_source_that_has_gone_waits(tmp_path: Path, release: Release) -> None:
+def test_what_was_built_of_a_source_that_is_gone_waits(tmp_path: Path, release: Release) -> None:
     """If a source is unpacked for each build and removed after it, nobody could tell whether it is another source."""
     node = Node(tmp_path)
     release.build(node)

@@ -145,7 +145,7 @@ def test_a_failed_clone_leaves_no_file(blob: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_a_clone_that_cannot_be_opened_for_want_of_a_descriptor_is_a_copy(
+def test_a_clone_that_cannot_be_opened_for_lack_of_a_descriptor_becomes_a_copy(
     blob: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(path: str, flags: int, mode: int = 0o777) -> int:

@@ -22,7 +22,7 @@ def test_a_quiet_file_is_read_whole(tmp_path: Path) -> None:
         assert status.inode == path.stat().st_ino
 
 
-def test_a_file_that_has_gone_is_not_finished(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(Unfinished, match="gone"):
         read_finished(str(tmp_path / "nothing"))
 

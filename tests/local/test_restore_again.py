@@ -37,7 +37,7 @@ def test_it_scans_nothing_and_parses_no_manifest(node: Node, monkeypatch: pytest
         assert node.commit().status is CommitStatus.UNCHANGED
 
 
-def test_its_report_is_that_of_who_looks(node: Node, scans: list[Worker]) -> None:
+def test_its_report_is_that_of_the_worker_that_looks(node: Node, scans: list[Worker]) -> None:
     quick = node.restore()
     still_of(node).unlink()
     assert replace(quick, seconds=0) == replace(node.restore(), seconds=0, used_modes=None)
@@ -95,7 +95,7 @@ GONE = [
 
 @pytest.mark.parametrize("lock", [False, True])
 @pytest.mark.parametrize("remove", GONE)
-def test_what_has_gone_is_brought_back(node: Node, remove: Callable[[Path], None], lock: bool) -> None:
+def test_what_is_gone_is_brought_back(node: Node, remove: Callable[[Path], None], lock: bool) -> None:
     before = contents(node.tree.root)
     if lock:
         make_lock(node)

@@ -44,7 +44,7 @@ def test_files_are_found_by_component_and_path(tree: Tree) -> None:
     assert Flag(entry.flags) == Flag.LINK
 
 
-def test_names_that_are_no_text_are_found(tree: Tree) -> None:
+def test_names_that_are_not_text_are_found(tree: Tree) -> None:
     name = os.fsdecode(b"inductor/ab/caf\xe9.py")
     tree.put(name, b"code")
     assert list(tree.scan().files) == [name]

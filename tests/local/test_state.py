@@ -79,7 +79,7 @@ def test_a_base_without_its_ref_is_none(root: CacheRoot, state: StateFolder) -> 
     assert damaged(root, "base", Manifest().dump()).base is None
 
 
-def test_a_base_that_a_newer_kstore_saved_is_none_and_told_in_words(
+def test_a_base_that_a_newer_kstore_saved_is_none_and_reported_in_words(
     root: CacheRoot, state: StateFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     state.save_base(base(), DECLINED, host="a", synced=True)
@@ -96,7 +96,7 @@ def test_no_temporary_file_stays(root: CacheRoot, state: StateFolder) -> None:
     assert len(os.listdir(root.state)) == 3
 
 
-def test_one_at_a_time(root: CacheRoot, state: StateFolder) -> None:
+def test_a_cache_root_is_locked_by_one_at_a_time(root: CacheRoot, state: StateFolder) -> None:
     with state.locked(), pytest.raises(WaitTimeout, match="lock"), StateFolder(root, "rules").locked(timeout=0.05):
         pass
     with StateFolder(root, "rules").locked(timeout=0.05):

@@ -60,7 +60,7 @@ def test_a_path_that_occurs_twice_is_damage(number: int) -> None:
         Manifest.load(twice)
 
 
-def test_names_that_are_no_text_are_kept() -> None:
+def test_names_that_are_not_text_are_kept() -> None:
     path = b"triton/caf\xe9\xff/k".decode("utf-8", "surrogateescape")
     assert load({path: entry()}) == {path: entry()}
 

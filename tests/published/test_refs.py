@@ -245,7 +245,7 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
     assert refs.gpus() == ["gpu", "other"]
 
 
-def test_folders_that_are_no_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
+def test_folders_that_are_not_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
     """Folders of a file server, such as Synology's @eaDir, or an ext4 root's lost+found."""
     publish(refs, REF)
     for name in ("refs/gpu/@eaDir/x", "refs/@eaDir/x", "refs/gpu/lost+found/@x/1", "refs/gpu/a b/@env/1"):
@@ -290,7 +290,7 @@ def test_a_damaged_ref_is_an_error_that_names_it(backend: PosixBackend, refs: Re
         refs.newest(SCOPE)
 
 
-def test_a_pin_of_what_is_not_there_writes_nothing(refs: Refs, backend: PosixBackend) -> None:
+def test_a_pin_of_what_does_not_exist_writes_nothing(refs: Refs, backend: PosixBackend) -> None:
     with pytest.raises(MissError, match="has no generation 1"):
         refs.pin(SCOPE, 1)
     assert list(backend.list("")) == []

@@ -115,7 +115,7 @@ def test_the_totals_are_those_of_the_folder(tmp_path: Path) -> None:
     assert space.unreadable == []
 
 
-def test_what_no_generation_needs_is_told_apart(tmp_path: Path) -> None:
+def test_what_no_generation_needs_is_listed_apart(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     needed = by_key(storage).whole.stored
     store = Store(storage.location, environ={})
