@@ -243,7 +243,7 @@ def test_files_of_known_sizes_are_read(tmp_path: Path) -> None:
     read, statuses = calls.read_each(paths, [*map(len, contents)])
     assert read == contents
     assert statuses == [Status.of(os.stat(path)) for path in paths]
-    assert {os.stat(path).st_atime_ns for path in paths} == {1}  # no read was noticed
+    assert {os.stat(path).st_atime_ns for path in paths} == {1}  # the reads went unnoticed
     assert calls.read_each([], []) == ([], [])
 
 

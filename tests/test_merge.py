@@ -479,5 +479,5 @@ def test_what_is_published_never_contradicts_itself(base: Files, theirs: Files, 
 
 
 def _is_base(base: Files, theirs: Files, ours: Files, path: str) -> bool:
-    """Theirs removed it."""
+    """Theirs took it out."""
     return base.get(path) == ours[path] and path not in theirs

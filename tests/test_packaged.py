@@ -32,7 +32,7 @@ def test_what_is_not_there_is_an_error() -> None:
 
 
 def test_kstore_runs_from_a_zip(tmp_path: Path) -> None:
-    """As zipapps do, and the archives that job schedulers ship."""
+    """As zipapps do, and as the archives do that job schedulers ship."""
     with zipfile.ZipFile(tmp_path / "kstore.zip", "w") as archive:
         for path in PACKAGE.rglob("*"):
             if path.is_file() and path.suffix not in (".so", ".pyc"):

@@ -226,7 +226,7 @@ def test_a_read_only_store_is_waited_for_and_nobody_leads(
 def test_a_full_store_keeps_nobody_from_its_seed(
     volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that would wait, or compile for others, cannot say so."""
+    """A worker that would wait, and compile for others, cannot say so."""
     node = Node(volume, "builder")
     node.tree.kernel("one")
     node.commit("seed")

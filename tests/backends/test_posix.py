@@ -53,7 +53,7 @@ def test_nothing_stays_in_tmp(backend: PosixBackend) -> None:
 
 
 def test_an_empty_object_is_whole_at_once(backend: PosixBackend) -> None:
-    """Far away, each step of a way through `tmp/` takes milliseconds."""
+    """Far away, each step on the way through `tmp/` takes milliseconds."""
     assert backend.put_if_absent("used/one", b"")
     assert not backend.put_if_absent("used/one", b"")
     assert os.stat(backend.path("used/one")).st_mode & 0o222 == 0
@@ -115,7 +115,7 @@ def test_without_hard_links_the_first_still_wins(
 def test_where_our_files_are_another_users_they_are_linked_all_the_same(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An NFS server may map users, and Linux lets nobody link a file that is another user's and not writable to him."""
+    """An NFS server may map users, and Linux lets nobody link another user's file that he may not write."""
     link, rename = os.link, publishing._rename_if_absent
 
     def link_ones_own(source: str, target: str) -> None:

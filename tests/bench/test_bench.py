@@ -1,4 +1,4 @@
-"""The command behind the benchmarks runs. How fast anything is, is not tested."""
+"""The command behind the benchmarks runs; how fast anything is, is not tested."""
 
 from __future__ import annotations
 

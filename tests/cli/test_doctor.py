@@ -4,7 +4,7 @@ from tests.cli.commandline import Cli, compiling
 
 
 def compile_one(cli: Cli) -> None:
-    """Into the folder where the doctor will look."""
+    """Compile into the folder where the doctor will look."""
     assert cli.process("exec", "my/v1", "--", "sh", "-ec", compiling("one")).code == 0
 
 

@@ -33,7 +33,7 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
 
 
 def test_it_says_what_makes_up_for_a_damaged_list(cli: Cli) -> None:
-    """Not a repair."""
+    """A repair does not make up for it."""
     for name in ("one", "two"):
         cli.publish("my/v1", name)
     settings = json.loads((cli.store / "kstore.json").read_bytes())

@@ -135,7 +135,7 @@ def test_a_thread_that_runs_a_command_handles_no_signals(cli: Cli) -> None:
 
 
 def test_a_process_that_ignores_a_signal_is_not_ended_by_it(cli: Cli) -> None:
-    """As nohup has it for SIGHUP."""
+    """As nohup does for SIGHUP."""
     arguments = ("restore", "my/v1", "--wait", "5m", "--require")
     process = subprocess.Popen(
         [sys.executable, "-m", "kstore", *arguments], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,

@@ -158,7 +158,7 @@ def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Fleet:
-    """With a store below the shared store, which does not exist."""
+    """With a store below the shared store; the shared store does not exist."""
     fleet = Fleet(tmp_path, "packed", "packed")
     fleet.bake("one")
     return fleet

@@ -65,7 +65,7 @@ def store_is_whole(scene: Scene) -> Iterator[str]:
 
 
 def root_is_sound(scene: Scene) -> Iterator[str]:
-    """Each file is whole, old or new, and each group is from one writer or absent."""
+    """Each file is whole, old or new, and each group is of one piece or absent."""
     news = everything(scene)
     there, before = portable(scene.tree), scene.before
     yield from (

@@ -16,7 +16,7 @@ AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception = AWAY, times: int = 1000) -> None:
-    """Reading it fails so many times."""
+    """Reading it fails `times` times."""
     get, get_many, opened, left = PosixBackend.get, PosixBackend.get_many, PosixBackend.open, [trouble] * times
 
     def get_one(self: PosixBackend, asked: str, *where: Any) -> bytes:

@@ -110,7 +110,7 @@ def nothing_is_lost(scene: Scene) -> None:
     """Upkeep goes on undisturbed, a worker that has everything commits, and a fresh worker gets everything."""
     _store(scene).verify(KEY, repair=True)
     assert _node(scene).commit().ok
-    for _ in range(4):  # a fault may have left something in tmp/, which a list of its own removes
+    for _ in range(4):  # a fault may have left something in tmp/, which is removed with a list of its own
         pass_time(_node(scene))
         _store(scene).gc(Policy(keep=1))
     assert list(store_is_whole(scene)) == []

@@ -609,7 +609,7 @@ def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, m
 
 
 class Everything:
-    """A container that contains anything."""
+    """A set that contains everything."""
 
     def __contains__(self, thing: object) -> bool:
         return True

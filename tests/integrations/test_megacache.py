@@ -548,7 +548,7 @@ def test_a_process_that_compiled_in_folders_of_its_own_saves_its_entries_alone(f
 
 @pytest.mark.exhaustive
 def test_what_was_published_and_not_used_is_not_lost(fleet: Fleet) -> None:
-    """A mega-cache made by torch holds only what its process used, yet it replaces one that holds more."""
+    """A mega-cache made by torch holds only what its process used, and so replaces one that holds more."""
     first = fleet.compile("first", "--restore", KEY, "--commit", KEY, MODEL)
     mega = fleet.folder / "second.bin"
     second = fleet.compile("second", "--restore", KEY, "--save", mega, "--commit", KEY, "mlp-h")

@@ -28,13 +28,13 @@ from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
 _PATIENCE = 60.0
 _LAST_PATIENCE = 10.0
-"""For how many seconds an actor is waited for that is to end; one that does not end is reported."""
+"""How many seconds to wait for an actor that is to end; one that does not end is reported."""
 _M_MMAP_THRESHOLD = -3
 """Of glibc's mallopt(3)."""
 _ZEROED, _MOST = 1 << 20, 32 << 20
 """LMDB asks for two megabytes of zeros for each environment: new pages cost nothing, used ones must be cleared."""
 _WALL_NS = 2_000_000_000 * 1_000_000_000
-"""What the actors' wall clocks always show: times for people, and of cache roots that are all older."""
+"""What the actors' wall clocks always show: times of people, and of cache roots that are all older."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("large", [5, 1 << 22])
 def test_many_files_are_read_in_order(tmp_path: Path, large: int) -> None:
-    """A file of another size than announced, or one that would fill a batch, is left to be read alone."""
+    """A file of another size than announced, or one that fills a batch by itself, is left to be read alone."""
     contents = {"a": b"one", "empty": b"", "large": os.urandom(large), "b": b"two", "longer": b"more"}
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)

@@ -156,7 +156,7 @@ def test_what_had_gone_when_a_commit_found_nothing_new_is_brought_back(node: Nod
 def test_with_another_compiler_what_was_built_by_the_one_before_is_taken_out(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing shows this that is seen of the host without asking the compiler."""
+    """Nothing that is seen of the host without asking the compiler shows this."""
     monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
     node.restore()
     assert not node.tree.has("inductor/so/c.so")
