@@ -164,7 +164,8 @@ class Store:
 
     def checkpoint(self, key: str) -> CommitReport:
         """As `commit`, by a worker that goes on compiling for others that wait."""
-        return self._commit(key, self._committer(key))
+        worker = self._committer(key)
+        return self._commit(key, worker and replace(worker, lease=worker.state.lease()))
 
     def release(self, key: str) -> None:
         """Give up compiling `key` for others, as a commit does: one of them goes on with it. Trouble with that does not

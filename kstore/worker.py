@@ -63,6 +63,8 @@ class Worker:
     """What its manifests say about the cache root, if its artifacts were built under another one."""
     is_temporary: bool = False
     """Whether the cache root is gone after one commit: nothing can wait in it for another one."""
+    lease: str = ""
+    """Nonce of the lease under which it goes on compiling for others after its commit; empty if it does not."""
     ahead: tuple[str, ...] = ()
     """Packs that were uploaded ahead of the commit; it may rely on those that it finds there."""
 

@@ -265,7 +265,9 @@ class _Commits:
         if self._store.settings.mode is Mode.READ or not (is_live or ready_url):
             return
         self._is_live = is_live
-        self._live = LiveCommits(self._store, self._key, settle=settle, every=every, only_asked=not is_live)
+        self._live = LiveCommits(
+            self._store, self._key, settle=settle, every=every, only_asked=not is_live, is_told=bool(ready_url)
+        )
         self._live.start()
         if ready_url:
             self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)

@@ -7,6 +7,7 @@ commits never wait for each other's lock, and a store that hangs holds up nobody
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ from kstore.store import Store
 log = logging.getLogger(__name__)
 
 _NICENESS = 10
+_DONE_AFTER = 30.0
+"""Seconds without a change after which a worker that others wait for counts as done: it may serve for weeks."""
 IDLE = 86400.0
 """Seconds until there is a round though nothing has changed: gc is to know that what a server runs on is in use."""
 
@@ -65,10 +68,13 @@ class LiveCommits:
     Trouble is logged, once when it begins and once when it is over, and never raised into the job.
     """
 
-    def __init__(self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False) -> None:
+    def __init__(
+        self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False, is_told: bool = False
+    ) -> None:
         """`settle` and `every` are in seconds: see `Schedule`. From `start` on, only this object commits to `store`.
 
-        With `only_asked`, it commits nothing of its own accord.
+        With `only_asked`, it commits nothing of its own accord. With `is_told`, somebody says when others that wait for
+        what the job compiles need no longer wait; else that is when nothing changes any more.
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
@@ -83,6 +89,10 @@ class LiveCommits:
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
         self._is_unsure = False
         """Whether a file may have been written in place while a checkpoint was made, which nobody has seen."""
+        self._may_be_awaited = not (is_told or only_asked)
+        """Whether others may still wait until nothing changes any more."""
+        self._published_at = 0.0
+        """When something was last published, by `time.monotonic`."""
         self._is_held_up = False
         self._is_closed = False
         self._is_over = False
@@ -187,6 +197,9 @@ class LiveCommits:
             if plan and plan.at <= now and self._requests.empty():
                 self._round(plan.step)
                 continue
+            if plan is None and self._done_at <= now:
+                self._may_be_awaited = False
+                self.store.release(self._key)
             request = self._next(self._patience(plan, now))
             if request and request.publishes:
                 self._round(Step.CHECKPOINT, request)
@@ -236,7 +249,14 @@ class LiveCommits:
             return max(min(plan.at - now, self._lookout.beat), 0.0)
         if self._only_asked:
             return None
-        return min(self._every, self._rest)
+        return max(min(self._every, self._rest, self._done_at - now), 0.0)
+
+    @property
+    def _done_at(self) -> float:
+        """When the others that wait for this worker are to go on, if nothing changes until then."""
+        if not (self._may_be_awaited and self.checkpoints):
+            return math.inf
+        return max(self._lookout.seen.last, self._published_at) + _DONE_AFTER
 
     @property
     def _rest(self) -> float:
@@ -281,6 +301,7 @@ class LiveCommits:
         report = self.store.commit(self._key) if releases else self.store.checkpoint(self._key)
         if report.status is CommitStatus.COMMITTED:
             self.checkpoints.append(report)
+            self._published_at = time.monotonic()
         return summed(self.checkpoints, report) if request.is_last else report
 
     def _worked(self) -> None:

@@ -250,7 +250,7 @@ class _Commit:
             self._leave_out(refused)
             return None
         effort = Effort(max(0.0, round(time.time() - self._began, 3)), uploader.bytes, len(proposal.taken))
-        ref = theirs.successor(self._worker.scope, manifest, data, uploader, effort)
+        ref = theirs.successor(self._worker.scope, manifest, data, uploader, effort, self._worker.lease)
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation

@@ -49,7 +49,13 @@ class Theirs(NamedTuple):
         return ref.leads_to() if ref and not ref.depth and ref.generation == self.generation else ()
 
     def successor(
-        self, scope: Scope, manifest: Manifest, data: bytes, uploader: Uploader, effort: Effort | None = None
+        self,
+        scope: Scope,
+        manifest: Manifest,
+        data: bytes,
+        uploader: Uploader,
+        effort: Effort | None = None,
+        lease: str = "",
     ) -> Ref:
         """The next generation, whose manifest is stored as `data`; `uploader` has brought in what it needs."""
         return Ref(
@@ -67,6 +73,7 @@ class Theirs(NamedTuple):
             line=self.line,
             lineage=self.lineage,
             effort=effort,
+            lease=lease,
         )
 
 

@@ -2,7 +2,8 @@
 
 A poll reads the newest claim of the lease first, and then the newest ref. The holder of the lease publishes before
 releasing it. So if the lease was free, and after that nothing is found to be published, nobody is at work. Taking the
-lease fails if anybody took it in between, so whoever gets it is the only one.
+lease fails if anybody took it in between, so whoever gets it is the only one. A checkpoint of the holder names the
+lease: as long as that is held, there is more to come.
 
 Whether a holder is gone is not a question of comparing clocks: each waiter sees for itself, by its own monotonic clock,
 that nothing was renewed for as long as the holder said it would take. Only a claim that was there before the waiter
@@ -51,7 +52,8 @@ class Waited(NamedTuple):
 
 
 def wait(worker: Worker, generation: int | None, seconds: float, *, lead: bool) -> Waited:
-    """Return as soon as there is something to restore, or this worker leads, or `seconds` are over.
+    """Return as soon as there is something to restore that nobody is adding to, or this worker leads, or `seconds` are
+    over.
 
     With `generation`, wait for that one. A worker that waits for one, or may not write, or is without `lead`, never
     leads.
@@ -71,7 +73,7 @@ def lease_of(storage: Storage, scope: Scope, ttl: float, nonce: str = "") -> Lea
 class _Wait:
     def __init__(self, worker: Worker, generation: int | None, may_lead: bool) -> None:
         self._worker = worker
-        self._generation = generation
+        self._wanted = generation or 0
         self._may_lead = may_lead
         self._cannot_lead = False
         """Whether the store is in trouble that others have as well: for example, it is full."""
@@ -79,16 +81,22 @@ class _Wait:
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
         self._newest = -1
+        self._is_there = False
+        """Whether there is something to restore, or never will be."""
+        self._more_under = ""
+        """Nonce of the lease whose holder was to add to that; empty if nobody was."""
         self._holder = ""
 
     def run(self, seconds: float) -> Waited:
-        if self._is_over():
+        self._look()
+        if self._is_there and not self._more_under:
             return Waited()
         started, number, leads = time.monotonic(), 0, False
         try:
             for number, _ in enumerate(polls(seconds, self._worker.waiting)):
                 is_free = self._is_free(is_new=number == 0)
-                if self._is_over():
+                self._look()
+                if self._is_there and (is_free or not self._holds(self._more_under)):
                     break
                 leads = self._may_lead and (self._is_ours() or (is_free and self._take()))
                 if leads or (is_free and self._cannot_lead):
@@ -125,31 +133,45 @@ class _Wait:
 
     def _is_ours(self) -> bool:
         """Whether this cache root leads already: another of its processes took the lease, or one before a restart."""
-        claim = self._claim
-        if not claim or claim.is_released or not claim.nonce or claim.nonce != self._worker.state.lease():
-            return False  # A claim that a crash has emptied has no nonce, and is nobody's.
-        self._lease.nonce = claim.nonce
+        nonce = self._worker.state.lease()
+        if not self._holds(nonce):
+            return False
+        self._lease.nonce = nonce
         flight.join(self._lease)
         return True
 
-    def _is_over(self) -> bool:
-        """Whether there is something to restore, or never will be."""
+    def _holds(self, nonce: str) -> bool:
+        """Whether the newest claim is of that lease. One that a crash has emptied has no nonce, and is nobody's."""
+        claim = self._claim
+        return claim is not None and not claim.is_released and claim.nonce == nonce != ""
+
+    def _look(self) -> None:
+        """Find out what there is to restore, if that has changed."""
         refs = self._worker.storage.refs
         newest = max(refs.generations(self._worker.scope), default=0)
-        if newest == self._newest:
-            return False
-        self._newest = newest
-        if self._generation and (newest or not self._worker.storage.below):
-            return newest >= self._generation
+        if newest != self._newest:
+            self._newest, self._more_under = newest, ""
+            self._is_there = self._has_wanted(newest) if self._wanted else self._has_any()
+
+    def _has_wanted(self, newest: int) -> bool:
+        if newest or not self._worker.storage.below:
+            return newest >= self._wanted
         try:
-            if self._generation:
-                ref = newest_ref(self._worker.storage, self._worker.scope)
-                return ref is not None and ref.generation >= self._generation
-            _, snapshot = newest_whole(self._worker.storage, self._worker.scope)
+            ref = newest_ref(self._worker.storage, self._worker.scope)
         except (IntegrityError, MissError):  # The restore says what is wrong with it.
             return True
+        return ref is not None and ref.generation >= self._wanted
+
+    def _has_any(self) -> bool:
+        try:
+            _, snapshot = newest_whole(self._worker.storage, self._worker.scope)
+        except (IntegrityError, MissError):  # as above
+            return True
         # Where no generation can be read, whoever compiles publishes one that can be.
-        return snapshot is not None and snapshot.ref.state is RefState.LIVE
+        if snapshot is None or snapshot.ref.state is not RefState.LIVE:
+            return False
+        self._more_under = snapshot.ref.lease
+        return True
 
     def _take(self) -> bool:
         """Whether this worker compiles from now on."""

@@ -105,6 +105,8 @@ class Ref:
     since: int = 0
     """When what it holds was published, by the store's clock in nanoseconds, if gc or a repair has only published that
     again, which is no use of its key; else 0."""
+    lease: str = ""
+    """Nonce of the lease under which its committer went on compiling for others, who wait for the rest; else empty."""
     depth: int = field(default=0, compare=False)
     """How many stores are above the one that it is in. Not stored."""
 
@@ -170,6 +172,7 @@ class Ref:
             "line": self.line,
             "lineage": b"".join(self.lineage).hex(),
             **({"since": self.since} if self.since else {}),
+            **({"lease": self.lease} if self.lease else {}),
             **self._effort(),
         }
         return json.dumps(content, indent=1).encode() + b"\n"
@@ -210,6 +213,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             line=_size(content["line"]),
             lineage=_load_lineage(content.get("lineage", "")),
             since=_size(content.get("since", 0)),
+            lease=str(content.get("lease", "")),
             effort=_load_effort(content.get("effort")),
         )
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -30,6 +30,7 @@ from kstore.store import Store
 from tests.faults.injection import GONE, LOST, LOST_TO_EXISTS, REFUSALS, Fault, backend_fault
 from tests.gc.stores import pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing, unmounted
+from tests.waiting import until
 
 LONG = 120.0
 """Nobody in these tests waits for so long unless something is wrong."""
@@ -311,6 +312,82 @@ def test_one_of_those_that_wait_takes_over_from_a_dead_holder(tmp_path: Path) ->
     heir.node.commit()
     others = [waiter.result() for waiter in waiters if waiter is not heir]
     assert [(report.status, report.leads) for report in others] == [(RestoreStatus.RESTORED, False)] * 3
+
+
+# ---- A leader that publishes while it compiles
+
+
+def checkpoint(node: Node, name: str) -> None:
+    node.tree.kernel(name)
+    assert node.store.checkpoint(KEY).status is CommitStatus.COMMITTED
+
+
+def until_it_saw(waiter: Waiter, generation: int) -> None:
+    """A poll has found that generation, and the wait went on."""
+    until(lambda: (awaited := waiter.node.store.progress.awaited) and awaited.generation == generation)
+
+
+def test_a_checkpoint_does_not_end_the_wait_while_its_worker_compiles_on(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    before = Waiter(Node(tmp_path, "before")).until_it_waits()
+    checkpoint(first, "one")
+    after = Waiter(Node(tmp_path, "after")).until_it_waits()
+    for waiter in (before, after):
+        until_it_saw(waiter, 1)
+    first.tree.kernel("two")
+    first.commit()
+
+    for waiter in (before, after):
+        report = waiter.result()
+        assert (report.status, report.generation, report.leads) == (RestoreStatus.RESTORED, 2, False)
+
+
+def test_what_a_checkpoint_has_is_restored_once_its_worker_is_done_without_more(tmp_path: Path) -> None:
+    first = leader(tmp_path)
+    checkpoint(first, "one")
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    first.store.release(KEY)
+
+    assert (waiter.result().generation, waiter.result().leads) == (1, False)
+    checkpoint(first, "two")
+    assert Node(tmp_path, "later").restore(wait=LONG).waited == 0.0  # nobody waits for this one any more
+
+
+def test_what_a_checkpoint_has_is_restored_once_its_worker_is_gone(tmp_path: Path) -> None:
+    first = leader(tmp_path, lease_ttl=TTL)
+    checkpoint(first, "one")
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    flight.leave_all()
+
+    assert (waiter.result().status, waiter.result().leads) == (RestoreStatus.RESTORED, False)
+
+
+def test_what_a_checkpoint_has_is_restored_at_the_end_of_the_wait(tmp_path: Path) -> None:
+    checkpoint(leader(tmp_path), "one")
+    report = Node(tmp_path, "waiter").restore(wait=SHORT)
+    assert (report.status, report.generation, report.leads) == (RestoreStatus.RESTORED, 1, False)
+    assert report.waited > 0
+
+
+def test_a_commit_of_another_worker_ends_the_wait(tmp_path: Path) -> None:
+    checkpoint(leader(tmp_path), "one")
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    other = Node(tmp_path, "other")
+    other.tree.kernel("two")
+    other.commit()
+
+    assert waiter.result().generation == 2
+
+
+def test_a_leader_that_starts_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint(leader(tmp_path), "one")
+    report = Node(tmp_path, "leader").restore(wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.CURRENT, True, 0.0)
+
+
+def test_a_generation_that_is_asked_for_by_its_number_may_be_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint(leader(tmp_path), "one")
+    assert Node(tmp_path, "waiter").restore(generation=1, wait=LONG).waited == 0.0
 
 
 def test_nobody_takes_over_while_the_volume_is_away(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.live import commits, lookout, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
+from kstore.operations.wait import lease_of
 from kstore.report import CommitReport, CommitStatus
 from kstore.upload import Uploader
 from kstore.used import last_used
@@ -110,6 +111,43 @@ def test_what_appears_is_published(node: Node, start: Start, tmp_path: Path) -> 
     node.tree.kernel("one")
     until(lambda: files(node) == 9)
     assert restored(tmp_path, "reader") == kernels(node)
+
+
+def leads(node: Node) -> bool:
+    """Whether others wait for what this worker compiles."""
+    claim = lease_of(node.store.storage, node.store.scope(KEY), PATIENCE).newest()
+    return claim is not None and not claim.is_released
+
+
+def test_others_wait_for_it_until_nothing_changes_any_more(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "_DONE_AFTER", SOON)
+    assert node.restore(wait=PATIENCE).leads
+    live = start()
+    until(lambda: watching(live))
+    assert leads(node)
+    node.tree.wrapper("one")
+    until(lambda: live.checkpoints)
+    assert node.newest().lease
+    until(lambda: not leads(node))
+    node.tree.wrapper("two")
+    until(lambda: len(live.checkpoints) == 2)
+    assert not node.newest().lease
+
+
+def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "_DONE_AFTER", 0.0)
+    assert node.restore(wait=PATIENCE).leads
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
+    live.start()
+    node.tree.wrapper("one")
+    until(lambda: live.checkpoints and watching(live) and not live._is_unsure)
+    assert leads(node)
+    assert live.publish(PATIENCE, releases=True).ok
+    assert not leads(node)
+    live.discard()
+    live._thread.join(PATIENCE)
 
 
 def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
