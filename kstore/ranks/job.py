@@ -71,7 +71,7 @@ def find_rank(environ: Mapping[str, str]) -> Rank:
     Raises:
         UsageError: the variables of the program that started it are malformed, or some of torchrun's are missing.
     """
-    return _of_process_group() or _of_environment(environ)
+    return _of_process_group() or (_ALONE if _is_made_by_rank() else _of_environment(environ))
 
 
 def _of_process_group() -> Rank | None:
@@ -117,6 +117,15 @@ def _is_child_of_rank() -> bool:
     """Whether a rank has made this process by multiprocessing: it has inherited that rank's number."""
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None
+
+
+def _is_made_by_rank() -> bool:
+    """Whether multiprocessing is only making this process, and so runs the top of the job's script once more, with the
+    variables of the rank that asked for it. The others have no such call, and the two would wait for each other.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    # No public name says so; multiprocessing itself goes by this one.
+    return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
 def _host(address: str) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
 import sys
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import kstore
 from kstore.errors import UsageError
 from kstore.ranks import find_rank
 
@@ -103,6 +107,34 @@ def test_what_a_rank_makes_by_multiprocessing_is_not_the_same_rank_again(method:
     child.start()
     assert answers.get() == 1
     child.join()
+
+
+AT_THE_TOP = """
+import multiprocessing
+import os
+import sys
+from kstore.ranks import find_rank
+print(find_rank(os.environ).size, flush=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=print)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_script_that_runs_once_more_for_a_child_is_not_the_same_rank_again(
+    tmp_path: Path, method: str, variables: dict[str, str]
+) -> None:
+    """As for each worker of a DataLoader: what restores at its top would wait for ranks that do not call again."""
+    (tmp_path / "train.py").write_text(AT_THE_TOP)
+    root = str(Path(kstore.__file__).parents[1])
+    ran = subprocess.run(
+        [sys.executable, "train.py", method], cwd=tmp_path, env={**os.environ, **variables, "PYTHONPATH": root},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ran.stdout.split(), ran.stderr) == ([str(find_rank(variables).size), "1"], "")
 
 
 def test_a_process_without_them_is_alone() -> None:
