@@ -201,6 +201,7 @@ def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component,
         "triton/0/tmp.1f2e/",
         f"cutedsl_compile_cache/{HEX}.o.tmp",
         "precompiled_headers/",
+        "inductor_const_spill_4711_140234711123456",
         # AotCodeCompiler.compile: these files are built anew at every export.
         *(f"ab/c{HEX}.{suffix}" for suffix in ("wrapper.cpp", "kernel.cpp", "wrapper.json", "wrapper.so", "kernel.o")),
         *(f"ab/c{HEX}.{half}_metadata.json" for half in ("wrapper", "kernel")),
