@@ -18,13 +18,35 @@ _GRAPHS = "every graph"
 _INDUCTOR = "TORCHINDUCTOR_"
 _THREADS = "graphs with code for the CPU: they are for one number of threads"
 OFF = (
-    "AOT_INDUCTOR_DEBUG_COMPILE", "AOT_INDUCTOR_DEBUG_SYMBOLS", "AOT_INDUCTOR_ENABLE_LTO", "CUTEDSL_ENABLE_AUTOTUNING",
-    "CUTLASS_EPILOGUE_FUSION", "ENABLE_PERSISTENT_TMA_MATMUL", "ENABLE_TEMPLATE_TMA_STORE",
-    "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE",
+    "AOT_INDUCTOR_DEBUG_COMPILE", "AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER", "AOT_INDUCTOR_DEBUG_SYMBOLS",
+    "AOT_INDUCTOR_ENABLE_LTO", "AOT_INDUCTOR_WEIGHT_USE_CACHING_ALLOCATOR", "CUTEDSL_ENABLE_AUTOTUNING",
+    "CUTLASS_EPILOGUE_FUSION", "DUMP_AOTI_MINIFIER", "ENABLE_PERSISTENT_TMA_MATMUL", "ENABLE_TEMPLATE_TMA_STORE",
+    "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE", "INDUCTOR_CK_BACKEND_GENERATE_TEST_RUNNER_CODE",
+    "INDUCTOR_CUDA_BACKEND_GENERATE_TEST_RUNNER_CODE", "LOG_TLPARSE",
 )  # fmt: skip
 """Variables of torch._inductor.config as well, where "0" is their default."""
+LATER_OFF = ("ENABLE_HOST_SIDE_TMA", "ENABLE_TEMPLATE_AUTOWS", "FLYDSL_ENABLE_AUTOTUNING")
+"""The same, of torch 2.15; torch 2.13 lacks them."""
+ON = (
+    "AOTINDUCTOR_RAISE_ERROR_ON_IGNORED_OPTIMIZATION", "AOT_INDUCTOR_ENABLE_FRAME_POINTER",
+    "AOT_INDUCTOR_ENABLE_LINE_TABLES", "TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2",
+)  # fmt: skip
+"""Those where "1" is."""
+_OTHERS = (
+    "AOTINDUCTOR_REPRO_LEVEL",
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL",
+    "AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT",
+)
+_AOT = {
+    "AOT_PARTITIONER_DEBUG": "debug_partitioner",
+    "FAKE_ALLOW_META": "fake_tensor_allow_meta",
+    "PARTITIONER_MEMORY_BUDGET_PARETO": "visualize_memory_budget_pareto",
+    "PARTITIONER_MEMORY_BUDGET_PARETO_DIR": "memory_budget_pareto_dir",
+    "TORCH_COMPILE_GRAPH_FORMAT": "torch_compile_graph_format",
+}
 INFLUENCES = {
-    **dict.fromkeys(OFF, _GRAPHS),
+    **dict.fromkeys((*OFF, *LATER_OFF, *ON, *_OTHERS), _GRAPHS),
+    **{name: f"AOT entries: it sets torch._functorch.config.{setting}" for name, setting in _AOT.items()},
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
     "OMP_NUM_THREADS": _THREADS,
     "MKL_NUM_THREADS": _THREADS,
@@ -39,7 +61,14 @@ OF_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Those that say how many threads torch has; the first one that is set counts."""
 FOR_THE_CPU = {*OF_THREADS, "ATEN_CPU_CAPABILITY"}
 """They concern only graphs that have code for the CPU."""
-_DEFAULTS = dict.fromkeys(OFF, "0") | {"CXX": "g++", "TORCH_COMPILE_DEBUG": "0", "INDUCTOR_PROVENANCE": "0"}
+_DEFAULTS = {
+    **dict.fromkeys((*OFF, *LATER_OFF), "0"),
+    **dict.fromkeys((*ON, "FAKE_ALLOW_META"), "1"),
+    **dict.fromkeys(("AOT_PARTITIONER_DEBUG", "PARTITIONER_MEMORY_BUDGET_PARETO"), "0"),
+    "CXX": "g++",
+    "TORCH_COMPILE_DEBUG": "0",
+    "INDUCTOR_PROVENANCE": "0",
+}
 KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",

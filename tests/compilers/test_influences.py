@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kstore.environment.influences import OFF
+from kstore.environment.influences import KILL_SWITCHES, OFF, ON, have_same_keys, influence
 from tests.compilers.programs import PATH, TIMEOUT
 
 pytestmark = pytest.mark.compiler
@@ -77,9 +77,31 @@ def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[s
 
 
 def test_switches_of_torchs_that_bear_other_names() -> None:
-    other = [{name: "1"} for name in OFF]
+    other = [{name: "1"} for name in OFF] + [{name: "0"} for name in ON]
 
-    assert ask(ASK_TORCH, [dict.fromkeys(OFF, "0"), *other]) == other
+    assert ask(ASK_TORCH, [dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"), *other]) == other
+
+
+def test_no_variable_that_torchs_configuration_reads_is_left_out() -> None:
+    asked = [{name: value} for name in sorted(names_in_torch()) for value in ("0", "1")]
+    told = [{name: value} for (name, value) in (item for one in asked for item in one.items()) if changes(name, value)]
+
+    assert [one for one in ask(ASK_TORCH, asked) if one not in told] == []
+
+
+def changes(name: str, value: str) -> bool:
+    return name in KILL_SWITCHES or (bool(influence(name)) and not have_same_keys(name, None, value))
+
+
+def names_in_torch() -> set[str]:
+    """Whatever in the files of its configuration looks like the name of a variable, but for those that begin with
+    TORCHINDUCTOR_: unless told otherwise, all of these count.
+    """
+    spec = find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    files = [Path(spec.origin).with_name(part) / "config.py" for part in ("_inductor", "_functorch")]
+    found = {name for file in files for name in re.findall(r"""["']([A-Z][A-Z0-9_]{3,})["']""", file.read_text())}
+    return {name for name in found if not name.startswith("TORCHINDUCTOR_")}
 
 
 def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:

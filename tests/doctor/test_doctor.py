@@ -1040,3 +1040,7 @@ def test_switches_of_torchs_that_bear_other_names_are_in_its_keys() -> None:
     assert influences({"ENABLE_PERSISTENT_TMA_MATMUL": "1"}) == {"ENABLE_PERSISTENT_TMA_MATMUL": "1"}
     assert have_same_keys("ENABLE_PERSISTENT_TMA_MATMUL", "0", None)
     assert not have_same_keys("ENABLE_PERSISTENT_TMA_MATMUL", "1", None)
+    assert influences({"ENABLE_HOST_SIDE_TMA": "1", "FAKE_ALLOW_META": "0"}).keys() == {
+        "ENABLE_HOST_SIDE_TMA", "FAKE_ALLOW_META",
+    }  # fmt: skip
+    assert have_same_keys("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", "1", None)
