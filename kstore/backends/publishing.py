@@ -100,10 +100,10 @@ def _rename_if_absent(source: str, target: str, refusal: OSError) -> bool:
     if code not in _NO_SUCH_RENAME:
         raise OSError(code, os.strerror(code), target)
     owner = os.stat(source).st_uid
-    why = f": what this user writes is user {owner}'s, see fs.protected_hardlinks" if owner != os.geteuid() else ""
+    why = f": files written here belong to user {owner}, see fs.protected_hardlinks" if owner != os.geteuid() else ""
     raise CannotPublish(
         refusal.errno,
-        f"no hard link can be made here ({refusal.strerror}), nor is there a rename that never replaces "
-        f"({os.strerror(code)}), so of two workers one would overwrite what the other published{why}",
+        f"no hard link can be made here ({refusal.strerror}), and a rename that never replaces fails too "
+        f"({os.strerror(code)}), so one worker could overwrite what another published{why}",
         target,
     )

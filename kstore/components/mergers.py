@@ -110,7 +110,7 @@ def _union(published: Any, ours: Any) -> Any:
 def _dictionary(data: bytes) -> dict[Any, Any]:
     value = ast.literal_eval(data.decode())
     if not isinstance(value, dict):
-        raise ValueError("it is no dictionary")
+        raise ValueError("it is not a dictionary")
     return value
 
 

@@ -273,7 +273,7 @@ def _with_held(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]
     for folder, name in entry.get("holds", {}).items():
         held = entries.get(name)
         if held is None:
-            raise UsageError(f"{folder} holds a component that is not there: {name!r}")
+            raise UsageError(f"{folder} holds a component that does not exist: {name!r}")
         for rule in (r for r in _RULES if r in held):
             merged[rule] = [*merged.get(rule, ()), *(_below(folder, pattern) for pattern in held[rule])]
         for rule in (r for r in _NAMED_RULES if r in held):

@@ -53,7 +53,7 @@ def place_components(
             if before_import and is_read_already(component):
                 notes.append(
                     f"{component.pinned_by} was imported before {component.variable} was set: "
-                    "what it read at import stays where it was; restore before importing it"
+                    "it keeps the folder that it read at import; restore before importing it"
                 )
         folder = os.path.join(root, component.name)
         if own and component.is_left_alone(environ):
@@ -76,7 +76,7 @@ def place_components(
         for variable in (table[name].variable, *table[name].along):
             variables.pop(variable, None)
         notes.append(
-            f"{table[name].title} and {table[other].title} have one folder, {folder}: all in it is taken for "
+            f"{table[name].title} and {table[other].title} share the folder {folder}: everything in it is taken for "
             f"{table[other].title}'s; set {table[name].variable} to a folder of its own"
         )
     return Placement(folders, variables, tuple(notes), sharing)

@@ -82,7 +82,7 @@ def _check_in_root(component: Component, folder: str) -> Check | None:
 
 
 def _sharing(component: Component, other: Component, published: int) -> Check:
-    found = f"{component.title} and {other.title} have one folder: all in it is taken for {other.title}'s"
+    found = f"{component.title} and {other.title} share one folder: everything in it is taken for {other.title}'s"
     advice = f"set {component.variable} to a folder of its own"
     if not published:
         return warning(component.name, found, advice)
@@ -97,10 +97,10 @@ def _check_chosen(component: Component, value: str, published: int) -> Check:
         trouble = _trouble_in(os.path.abspath(value), component)
         if trouble:
             return bad(name, f"{variable}={value}: {trouble}", f"name another folder, or unset {variable}")
-        return warning(name, found, "what is there is shared all the same; unset it to use the cache root")
+        return warning(name, found, "its contents are shared all the same; unset it to use the cache root")
     if published:
         return bad(name, f"{found}, and restores leave out {files(published)} of it", f"unset {variable}")
-    return warning(name, found, "what is there is not shared; unset it to use the cache root")
+    return warning(name, found, "its contents are not shared; unset it to use the cache root")
 
 
 def _trouble_in(folder: str, component: Component) -> str:

@@ -101,7 +101,7 @@ def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterato
     yield _check_space(path, newest, takes_all=takes_all)
     yield _check_inodes(path, newest)
     if not _tells_news(path):
-        found = f"the time of a folder in {path} stands when a file comes into it, as on mounts of object stores"
+        found = f"a folder in {path} keeps its time when a file is added to it, as on mounts of object stores"
         yield bad("folder times", found, "commits overlook what is compiled: set KSTORE_CACHE_ROOT to a local disk")
 
 
@@ -125,7 +125,7 @@ def _check_key(path: str, key: str, other: Scope | None) -> Check | None:
 
 def _check_root(path: str, worker: Worker, newest: Newest | None) -> Check:
     if any(map(str.isspace, path)):
-        return warning("cache root", f"{path!r} has a blank in it", "torch's C++ compiles fail there: choose another")
+        return warning("cache root", f"{path!r} has a space in it", "torch's C++ compiles fail there: choose another")
     snapshot = newest.snapshot if newest and newest.is_own else None
     built, folders = _built_in(snapshot) if snapshot else ("", {})
     own = f"{worker.root.path}/"

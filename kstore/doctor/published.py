@@ -121,8 +121,8 @@ def _way_back(store: Store, key: str) -> str:
     clean = f"remove {root}" if root else f"`{again(store, 'clean', key)}`"
     back = again(store, "rollback", key, names=SCOPE)
     return (
-        f"`{back}` takes that back, until gc has run; to fill it anew, {clean} on each worker that has the files, and "
-        "folders of them that variables name, then compile and commit; or take another key"
+        f"`{back}` undoes that until gc has run; to fill it again, {clean} on each worker that has the files, and "
+        "their folders that variables name, then compile and commit; or take another key"
     )
 
 
@@ -135,7 +135,7 @@ def _check_contents(store: Store, key: str, newest: Newest) -> Iterator[Check]:
         yield from _check_leaning(store, newest.snapshot)
     except OSError as error:
         found = f"{store.location} cannot be read: {error.strerror or error}"
-        yield bad("contents", found, "see the mount and its permissions")
+        yield bad("contents", found, "check the mount and its permissions")
 
 
 def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]:
@@ -143,10 +143,11 @@ def _check_stored(store: Store, key: str, snapshot: Snapshot) -> Iterator[Check]
     ref, storage, is_noted = snapshot.ref, store.storage.holder(snapshot.ref), False
     broken = [pack for pack in ref.packs if not storage.blobs.can_read(pack)]
     if broken:
-        found = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read: what is there is missed"
+        unread = f"{plural(len(broken), 'pack')} of generation {ref.generation} cannot be read"
+        found = f"{unread}: some of its files are missed"
     elif lost := _lost(store, snapshot):
         lacks = f"the store lacks {files(len(lost))} of generation {ref.generation}"
-        found = f"{lacks}: they are missed, and what is grouped with them"
+        found = f"{lacks}: they are missed, and so is what is grouped with them"
         is_noted = damaged_blobs(storage.backend).keys() >= set(lost)  # by a repair
     else:
         return
@@ -168,7 +169,7 @@ def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:
     if away := unavailable(store.storage, snapshot, dict(snapshot.manifest.items()), {}):
         where = ", ".join(leans_on(snapshot.manifest))
         what = f"{files(len(away))} of generation {snapshot.ref.generation} cannot be restored"
-        found = f"{what} without {where}, which is none of the stores here"
+        found = f"{what} without {where}, which is not one of the stores here"
         yield bad("contents", found, f"add {where} to the stores")
 
 

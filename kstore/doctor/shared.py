@@ -52,7 +52,7 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
         advice = f"the first commit makes it; or run `{again(store, 'init')}`"
         if _is_refused(above):
             found = f"{found}, and nobody here can make it"
-            advice = f"see the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
+            advice = f"check the mount and the permissions of {above}, or name another with KSTORE_ROOT or --store"
         elif store.settings.mode is not Mode.READ and (trouble := _publishing(above, ".kstore-doctor")):
             found, advice = f"{found}: {trouble.found}", trouble.advice
         yield judge("store", found, advice)
@@ -79,7 +79,7 @@ def _is_made(storage: Storage) -> bool:
 
 def _check_writable(store: Store, key: str) -> Check:
     if store.settings.mode is Mode.READ:
-        return ok("writing", "not wanted: the mode is read")
+        return ok("writing", "not needed: the mode is read")
     try:
         store.storage.clock()
         refused = [folder for folder in _written(store, key) if _is_refused(f"{store.location}/{folder}")]
@@ -87,16 +87,16 @@ def _check_writable(store: Store, key: str) -> Check:
         return warning(
             "writing",
             f"{store.location} cannot be written: {getattr(error, 'strerror', None) or error}",
-            "restores work, commits do not; see the mount and its permissions, or set KSTORE_MODE=read",
+            "restores work, commits do not; check the mount and its permissions, or set KSTORE_MODE=read",
         )
     if refused:
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         return warning(
             "writing",
-            f"folders of {store.location} cannot be written, as where another user made them: "
+            f"folders of {store.location} cannot be written, perhaps because another user made them: "
             f"{', '.join(refused[:_SHOWN])}{more}",
-            "restores work, commits may fail: let all who write be of one group, with the setgid bit on all folders "
-            "and umask 002, or set KSTORE_MODE=read",
+            "restores work, commits may fail: put all who write in one group, with the setgid bit on all folders and "
+            "umask 002, or set KSTORE_MODE=read",
         )
     return _publishing(f"{store.location}/{STAGING}", "doctor") or ok("writing", "a file was made and removed")
 

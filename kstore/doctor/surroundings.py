@@ -58,7 +58,7 @@ def _check_compiler(store: Store, host: Host) -> Check:
     if host.facts["compiler"] != "none":
         return ok("compiler", host.facts["compiler"])
     if is_cpu(store.gpu):
-        found = "there is none, and torch asks for one also where every object is restored"
+        found = "there is none, and torch needs one even if every object is restored"
         return bad("compiler", found, "install g++, or set CXX")
     return warning("compiler", "there is none", "Triton needs one where its launcher is not restored: install gcc")
 
@@ -81,15 +81,15 @@ def _check_bound(manifest: Manifest, host: Host) -> Check:
 
 def _check_names(environ: Mapping[str, str]) -> Iterator[Check]:
     for name, meant in misspelt(environ).items():
-        yield warning(name, "it is no setting of kstore's, and nothing looks at it", f"if {meant} is meant, rename it")
+        yield warning(name, "it is not a kstore setting, and nothing reads it", f"if {meant} is meant, rename it")
 
 
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
     for name in KILL_SWITCHES:
         if is_switched_off(name, environ.get(name)):
-            yield bad(name, f"it is {environ[name]}: the cache is not asked", "unset it")
+            yield bad(name, f"it is {environ[name]}: the cache is not consulted", "unset it")
     if environ.get(_FREEZING) == "1":
-        yield warning(_FREEZING, "it is 1: torch caches no graph of which it freezes parameters", "unset it, to hit")
+        yield warning(_FREEZING, "it is 1: torch caches no graph whose parameters it freezes", "unset it to get hits")
 
 
 def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check]:
@@ -98,7 +98,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
     theirs = manifest.meta.get("variables") if manifest else None
     if not isinstance(theirs, Mapping):
         for name, value in ours.items():
-            advice = f"it must have been so where it was compiled: it changes the keys of {influence(name)}"
+            advice = f"it must have been the same where it was compiled: it changes the keys of {influence(name)}"
             yield warning(name, f"it is {value}", advice)
         return
     built = {name: str(value) for name, value in theirs.items() if influence(name)}
@@ -119,7 +119,7 @@ def _check_threads(store: Store, there: int, here: int) -> Iterator[Check]:
     """Check how many threads torch has, whatever determines it."""
     if there != here:
         name, found = OF_THREADS[1], f"torch had {there} where it was compiled, and has {here} here"
-        advice = f"give it {there}, by as many processors or by {name}: it changes the keys of {influence(name)}"
+        advice = f"give it {there}, with as many processors or with {name}: it changes the keys of {influence(name)}"
         yield _judge(store, name)("CPU threads", found, advice)
 
 

@@ -171,8 +171,8 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
         ).stdout
     except subprocess.TimeoutExpired as error:
         raise WaitTimeout(
-            f"{shlex.join(command)} has taken more than {_COMPILER_TIMEOUT_S:g} s: which compiled C++ files run on "
-            "this host is not known; see what ails the compiler, or set CXX to another one"
+            f"{shlex.join(command)} has taken more than {_COMPILER_TIMEOUT_S:g} s: it is not known which compiled "
+            "C++ files run on this host; check the compiler, or set CXX to another one"
         ) from error
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -43,8 +43,8 @@ def test_a_worker_whose_components_share_a_folder_is_told_what_becomes_of_it(tmp
     (note,) = node.restore().notes
 
     assert note == (
-        f"Triton and TorchInductor have one folder, {node.tree.root}/inductor: all in it is taken for TorchInductor's; "
-        "set TRITON_CACHE_DIR to a folder of its own"
+        f"Triton and TorchInductor share the folder {node.tree.root}/inductor: everything in it is taken for "
+        "TorchInductor's; set TRITON_CACHE_DIR to a folder of its own"
     )
 
 

@@ -267,7 +267,7 @@ def test_where_nothing_can_be_published_a_store_is_good_for_restores_only(
     refuse_links(monkeypatch, renames=False)
     found = worst(published.store)["writing"]
     assert found.verdict is Verdict.WARNING
-    assert "no hard link can be made here (Input/output error), nor is there a rename" in found.found
+    assert "no hard link can be made here (Input/output error), and a rename that never" in found.found
     assert found.advice.startswith("no commit can publish anything: put the store on")
     assert os.listdir(published.location / "tmp") == []
 
@@ -374,7 +374,7 @@ def test_the_advice_for_a_forgotten_key_fills_it_anew(
     assert published.published() == {}
 
     root = published.tree.root
-    assert f"to fill it anew, remove {root} on each worker" in worst(published.store)["generation"].advice
+    assert f"to fill it again, remove {root} on each worker" in worst(published.store)["generation"].advice
     shutil.rmtree(root)
     published.restore()
     published.tree.graph()
@@ -505,7 +505,7 @@ def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
 
     found = worst(Node(tmp_path, "builder", layout="packed").store)["contents"]
     assert found.verdict is Verdict.BAD
-    assert found.found == "1 pack of generation 2 cannot be read: what is there is missed"
+    assert found.found == "1 pack of generation 2 cannot be read: some of its files are missed"
     assert f"kstore verify {KEY} --repair" in found.advice
 
 
@@ -517,7 +517,8 @@ def test_loose_files_that_are_gone_or_cut_short_are_bad(published: Node, damage:
 
     found = worst(published.store)["contents"]
     assert found.verdict is Verdict.BAD
-    assert found.found == "the store lacks 3 files of generation 1: they are missed, and what is grouped with them"
+    lacks = "the store lacks 3 files of generation 1"
+    assert found.found == f"{lacks}: they are missed, and so is what is grouped with them"
     assert f"kstore verify {KEY} --repair" in found.advice
 
 
@@ -556,7 +557,7 @@ def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
 
     found = worst(image.without("alone").store)["contents"]
     assert found.verdict is Verdict.BAD
-    assert "which is none of the stores here" in found.found
+    assert "which is not one of the stores here" in found.found
 
 
 def damage(node: Node) -> None:
@@ -603,7 +604,7 @@ def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> No
 def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> None:
     found = worst(Node(published.location.parent, "else where").store)["cache root"]
 
-    assert "has a blank in it" in found.found
+    assert "has a space in it" in found.found
     assert "choose another" in found.advice
 
 
@@ -775,7 +776,7 @@ def test_two_variables_that_name_one_folder_keep_what_is_published_of_one_from_b
 
     found = worst(store)["triton"]
     assert found.verdict is Verdict.BAD
-    assert found.found.startswith("Triton and TorchInductor have one folder")
+    assert found.found.startswith("Triton and TorchInductor share one folder")
     assert found.found.endswith("and restores leave out 8 files")
     assert found.advice == "set TRITON_CACHE_DIR to a folder of its own"
     assert worst(store, "other/v1")["triton"].verdict is Verdict.WARNING
