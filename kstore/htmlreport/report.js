@@ -132,7 +132,7 @@
       numbers.push(saved(total.deduplicated, "deduplication"), saved(total.compressed, "compression"),
         [size(total.stored), "stored and needed"]);
     } else {
-      numbers.push([size(sum(keys.map((key) => key.alone))), "only these keys need, each by itself"]);
+      numbers.push([size(sum(keys.map((key) => key.alone))), "needed by only one of these keys"]);
     }
     const place = find("numbers");
     place.textContent = "";
@@ -170,7 +170,7 @@
       opacity: 0.9, maxdepth: NARROW.matches ? 2 : 3, sort: true,
     };
     const shape = layout(look, { margin: { l: 0, r: 0, t: 0, b: 0 } });
-    draw("treemap", items.length ? [trace] : [], shape, "There is nothing of that in the newest generations.");
+    draw("treemap", items.length ? [trace] : [], shape, "The newest generations hold nothing of this selection.");
   }
 
   function drawSharing(chosen, look) {
@@ -200,7 +200,7 @@
     };
     const shape = layout(look, { xaxis: axis(look, { ...ticks, tickangle: -40, showticklabels: !isCrowded }),
       yaxis: axis(look, { ...ticks, autorange: "reversed" }) });
-    draw("sharing", shown.length ? [trace] : [], shape, "There is nothing of that.");
+    draw("sharing", shown.length ? [trace] : [], shape, "Nothing matches this selection.");
     const rest = chosen.shelves.size - shown.length;
     find("sharing-note").textContent = "How much of a row's bytes the column has as well, over all generations." +
       (isCrowded ? " Columns are in the order of the rows." : "") +
@@ -233,7 +233,7 @@
       yaxis: axis(look, { tickmode: "array", tickvals: values, ticktext: values.map(size), range: [0, most * 1.08] }),
       legend: { orientation: "h", y: -0.14, yanchor: "top", font: { size: 11 } }, showlegend: traces.length > 1,
     });
-    draw("growth", traces, shape, "There is nothing of that.");
+    draw("growth", traces, shape, "Nothing matches this selection.");
     find("growth-note").textContent = "Artifacts of the generations that are kept, by their numbers." +
       (series.length > GROWN ? ` The ${GROWN} largest of ${plural(series.length, "scope")}.` : "");
   }
@@ -276,12 +276,12 @@
         return [scope.key, scope.gpu, scope.environment, ...facts.map((fact) => scope.facts[fact] || ""),
           scope.generations.length, size(bytesOf(last, chosen.component)), scope.hosts || "any", moment(last.created),
           last.creator, notes.filter(Boolean).join("; ")];
-      }), "There is nothing of that.");
+      }), "Nothing matches this selection.");
   }
 
   function drawCandidates(chosen) {
     if (!FACTS.gc) {
-      find("gc-note").textContent = "Not known: the worker that wrote this page may not write to the store, and so not ask gc.";
+      find("gc-note").textContent = "Not known: the worker that wrote this page may not write to the store, so it could not ask gc.";
       find("candidates").hidden = true;
       return;
     }
@@ -295,7 +295,7 @@
       const generation = generations.get(`${name(row)} ${row.number}`);
       return [row.key, row.gpu, row.environment, row.number, generation ? size(bytesOf(generation, chosen.component)) : "?",
         generation ? moment(generation.created) : "?", row.why];
-    }), "No generation would go.");
+    }), "No generation would be removed.");
   }
 
   // ---- Everything

@@ -147,7 +147,7 @@ class _Unpacking:
         self.room -= member.size
         self.files += 1
         if member.size < 0 or self.room < 0 or self.files > _MAX_FILES:
-            raise ArchiveError("what it says it holds is more than half of the free space, or a million files")
+            raise ArchiveError("what it declares is more than half of the free space, or more than a million files")
         if member.is_folder:
             return
         parts = _parts(member.name)
@@ -156,7 +156,7 @@ class _Unpacking:
         if KSTORE_FOLDER in parts or _is_ignored(component, path):
             return
         if not member.is_file:
-            self._leave(f"{name}/{path}", "it is no regular file")
+            self._leave(f"{name}/{path}", "it is not a regular file")
         elif component.kind(path, 0, 0).flags & _HOST:
             self._leave(f"{name}/{path}", "nobody knows which host it was built on")
         else:
@@ -204,7 +204,7 @@ def _parts(name: str) -> list[str]:
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
-        raise ArchiveError(f"it holds {name!r}, which leaves its folder")
+        raise ArchiveError(f"it holds {name!r}, which is outside its folder")
     if len(parts) > _MAX_DEPTH or not name.isprintable():
         raise ArchiveError(f"it holds {name!r}, which no compiler writes")
     return parts
@@ -225,6 +225,6 @@ def _write(member: Member, target: Path) -> None:
             file.write(data)
             left -= len(data)
         if left or source.read(1):
-            raise ArchiveError(f"{member.name!r} is not as long as it says")
+            raise ArchiveError(f"{member.name!r} does not have the length it declares")
         if executable := member.mode & 0o111:
             os.fchmod(file.fileno(), 0o644 | executable)

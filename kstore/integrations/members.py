@@ -56,7 +56,7 @@ def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
     """
     file = stack.enter_context(open(archive, "rb", opener=_open_at_once))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise ArchiveError("it is no file")
+        raise ArchiveError("it is not a file")
     start = file.read(4)
     file.seek(0)
     if start in _ZIP:
@@ -74,7 +74,7 @@ def _open_at_once(path: str, flags: int) -> int:
 def _of_zip(archive: zipfile.ZipFile) -> Iterator[Member]:
     for info in archive.infolist():
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"{info.filename!r} is compressed in another way than by deflate")
+            raise ArchiveError(f"{info.filename!r} is compressed by a method other than deflate")
         kind = stat.S_IFMT(info.external_attr >> 16)
         is_file = kind in (0, stat.S_IFREG)
         yield Member(info.filename, info.file_size, is_file, info.is_dir(), partial(archive.open, info))
@@ -131,7 +131,7 @@ class _Bounded:
     def seek(self, position: int) -> int:
         """Seek forwards, at most to where reading must end."""
         if position > self._room:
-            raise ArchiveError("what it says it holds is more than half of the free space")
+            raise ArchiveError("what it declares is more than half of the free space")
         return self._file.seek(position)
 
     def tell(self) -> int:

@@ -42,7 +42,7 @@ def check_url(url: str) -> str:
     except ValueError:
         is_good = False
     if not is_good or "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
-        raise UsageError(f"{url!r} is no URL such as http://127.0.0.1:8000/health")
+        raise UsageError(f"{url!r} is not a URL such as http://127.0.0.1:8000/health")
     return url
 
 

@@ -57,11 +57,11 @@ def read_finished(path: str) -> Content:
     try:
         fd = open_unnoticed(path, READ)
     except FileNotFoundError as error:
-        raise Unfinished("it has gone") from error
+        raise Unfinished("it is gone") from error
     try:
         before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
-            raise Unfinished("it is no regular file")
+            raise Unfinished("it is not a regular file")
         data = read_all(fd, before.st_size)
         after = os.fstat(fd)
     finally:

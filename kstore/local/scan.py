@@ -166,7 +166,7 @@ class _Walk:
             near = f"{path.rsplit('/', 2)[0]}/"
             if path in into.known and any(f"{folder}/".startswith(near) for folder in every):
                 del into.known[path]
-                into.skipped.append(Skipped(path, "files have come to its folder meanwhile"))
+                into.skipped.append(Skipped(path, "files were added to its folder meanwhile"))
 
     def _take_known(self, place: Place, folder: KnownFolder, into: _Part) -> None:
         into.found.settled_folders[place.path] = folder
@@ -274,7 +274,7 @@ class _Walk:
             self._take(path, known, found)
             return
         if not stat.S_ISREG(status.mode):
-            found.skipped.append(Skipped(path, "it is no regular file"))
+            found.skipped.append(Skipped(path, "it is not a regular file"))
             return
         if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, found))
@@ -329,7 +329,7 @@ class _Walk:
         paths = [*(file.path for file in chain(group.lists, group.unread)), *found.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
         for path in sorted(set(found.promised).difference(paths)) if found.promised else ():
-            yield f"it lists {path}, which is not there"
+            yield f"it lists {path}, which does not exist"
         if not any(self._component.completes(path.partition("/")[2]) for path in paths):
             yield _UNFINISHED
 

@@ -126,7 +126,7 @@ class Agreement:
         if verdict is None:
             verdict = self._decide({"go": False, "why": f"rank {self.rank} had to leave", "votes": {}})
             if not verdict["go"]:
-                raise WaitTimeout(f"rank {self.rank} has waited {self._seconds:g} s for the verdict of rank 0")
+                raise WaitTimeout(f"rank {self.rank} has waited {self._seconds:g} s for the decision of rank 0")
         if verdict["go"] and verdict["votes"].get(str(self.rank)) != self._vote:
             return Verdict(False, self._why_not_alone)
         return Verdict(verdict["go"], verdict["why"])
@@ -181,7 +181,7 @@ class Agreement:
         if found is None or found["nonce"] in self._refused:
             return None
         if not _NONCE.fullmatch(found["nonce"]):  # It becomes a part of names.
-            raise StoreUnavailable(f"what another rank wrote has a nonce that none makes: {found['nonce'][:80]!r}")
+            raise StoreUnavailable(f"what another rank wrote has a nonce that no rank makes: {found['nonce'][:80]!r}")
         if self._read(f"{self._call}.{found['nonce']}.verdict", _VERDICT):
             self._refused.add(found["nonce"])
             return None

@@ -234,7 +234,7 @@ def test_a_list_is_never_published_without_what_it_lists(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(reading, "read_each", compiling_meanwhile)
     report = node.commit()
-    assert "files have come to its folder meanwhile" in {reason for _, reason in report.skipped}
+    assert "files were added to its folder meanwhile" in {reason for _, reason in report.skipped}
     assert start(Node(tmp_path, "other"), "listed", SMALL)  # vLLM starts
 
     monkeypatch.setattr(reading, "read_each", read_each)

@@ -229,4 +229,4 @@ def test_an_empty_store_says_so(page: Page, tmp_path: Path) -> None:
     storage.create()
     page.open(storage, tmp_path)
     assert page.complaints() == []
-    assert page.text("environments") == "There is nothing of that."
+    assert page.text("environments") == "Nothing matches this selection."

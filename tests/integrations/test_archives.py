@@ -180,7 +180,7 @@ def test_a_link_is_left_out_and_nothing_is_written_through_it(node: Node, builde
         tar.add(builder.folder, ".")
     report = adopt(node.store, KEY, archive, built_under=builder.folder)
 
-    assert skipped(report) == {"inductor/zz": "it is no regular file"}
+    assert skipped(report) == {"inductor/zz": "it is not a regular file"}
     assert not (tmp_path / "outside").exists()
 
 
@@ -214,9 +214,8 @@ def test_a_second_name_has_no_bytes_if_the_first_was_not_taken(node: Node, tmp_p
         link = tarfile.TarInfo("ab/ctwo.py")
         link.type, link.linkname = tarfile.LNKTYPE, first
         tar.addfile(link)
-    assert (
-        skipped(adopt(node.store, KEY, archive, built_under=tmp_path))["inductor/ab/ctwo.py"] == "it is no regular file"
-    )
+    left = skipped(adopt(node.store, KEY, archive, built_under=tmp_path))
+    assert left["inductor/ab/ctwo.py"] == "it is not a regular file"
 
 
 def test_the_temporary_folder_is_gone_afterwards(node: Node, builder: Builder, temporary: Path) -> None:
@@ -498,7 +497,7 @@ def test_a_tar_that_holds_a_zip_at_its_end_is_a_tar(node: Node, tmp_path: Path) 
 def test_a_link_in_a_zip_is_no_folder_to_write_through(node: Node, tmp_path: Path) -> None:
     report = adopt(node.store, KEY, link_of_zip(tmp_path), built_under=tmp_path)
 
-    assert skipped(report)["inductor/ab"] == "it is no regular file"
+    assert skipped(report)["inductor/ab"] == "it is not a regular file"
     assert not (tmp_path / "outside").exists()
     assert set(node.published()) == {"inductor/ab/c.py"}
 

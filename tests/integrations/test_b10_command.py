@@ -218,7 +218,7 @@ def test_text_that_is_not_an_address_is_reported(deployment: Deployment, url: st
 def test_a_command_without_its_dashes_is_a_mistake(deployment: Deployment) -> None:
     process = deployment.command("vllm", "serve")
 
-    assert "behind '--'" in process.communicate(timeout=60)[1]
+    assert "after '--'" in process.communicate(timeout=60)[1]
     assert process.returncode == 2
 
 

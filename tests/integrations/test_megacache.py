@@ -270,7 +270,7 @@ def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:
     done = fleet.kstore("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
 
     assert done.returncode == 3
-    assert "holds nothing that a mega-cache could" in done.stderr
+    assert "holds nothing that a mega-cache could hold" in done.stderr
     assert not (fleet.folder / "exported.bin").exists()
 
 
@@ -507,7 +507,7 @@ def test_the_command_says_what_is_wrong_with_a_damaged_mega_cache(fleet: Fleet) 
     done = fleet.kstore("import", "megacache", fleet.folder / "damaged.bin", KEY)
 
     assert done.returncode == 4
-    assert done.stderr.startswith(f"kstore: {fleet.folder}/damaged.bin: 8 bytes are no mega-cache")
+    assert done.stderr.startswith(f"kstore: {fleet.folder}/damaged.bin: 8 bytes are not a mega-cache")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -188,7 +188,7 @@ def test_good_addresses(url: str) -> None:
     ],
 )  # fmt: skip
 def test_bad_addresses(url: str) -> None:
-    with pytest.raises(UsageError, match="is no URL such as"):
+    with pytest.raises(UsageError, match="is not a URL such as"):
         check_url(url)
 
 

@@ -235,7 +235,7 @@ def test_links_pipes_and_sockets_are_left_out(tree: Tree, tmp_path: Path) -> Non
     os.mkfifo(folder / "pipe.py")
     found = tree.scan()
     assert list(found.files) == [wrapper]
-    assert {skip.reason for skip in found.skipped} == {"it is no regular file"}
+    assert {skip.reason for skip in found.skipped} == {"it is not a regular file"}
 
 
 # ---- The index saves reading
@@ -471,7 +471,7 @@ def test_a_list_never_names_what_was_not_found(
     before_each_read(monkeypatch, race)
     found = tree.scan(first.index if is_known else None, "vllm")
     assert listing not in found.files
-    assert [tuple(skip) for skip in found.skipped] == [(listing, "files have come to its folder meanwhile")]
+    assert [tuple(skip) for skip in found.skipped] == [(listing, "files were added to its folder meanwhile")]
     monkeypatch.undo()
     assert len(tree.scan(first.index, "vllm").files) == 3
 

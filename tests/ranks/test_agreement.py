@@ -145,7 +145,7 @@ def test_rank_0_that_never_comes_costs_the_others_their_deadline(board: Board) -
 def test_whoever_leaves_before_the_verdict_decides_that_nobody_restores(board: Board) -> None:
     leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
     leader.offer(CHOICE)
-    with pytest.raises(WaitTimeout, match="for the verdict of rank 0"):
+    with pytest.raises(WaitTimeout, match="for the decision of rank 0"):
         take_part(follower)
     assert leader.vote() == Verdict(False, "rank 1 had to leave")
 
@@ -181,7 +181,7 @@ def test_an_offer_that_cannot_be_read_is_trouble_with_the_store(board: Board, no
 @pytest.mark.parametrize("nonce", ["", "x/../y", "a//b", "a/b", "x\0y", "../../../../etc", "n" * 100])
 def test_an_offer_whose_nonce_would_lead_elsewhere_is_trouble_with_the_store(board: Board, nonce: str) -> None:
     board.put("call", json.dumps({"nonce": nonce, "uniform": True, "choice": {}}).encode())
-    with pytest.raises(StoreUnavailable, match="a nonce that none makes"):
+    with pytest.raises(StoreUnavailable, match="a nonce that no rank makes"):
         rank_of(board, 1).read_offer()
 
 

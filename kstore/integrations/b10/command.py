@@ -46,7 +46,7 @@ def main() -> int:
         print(HELP, end="")
         return 0
     if arguments:
-        print(f"{NAME}: put the server's command behind '--' (see `{NAME} --help`)", file=sys.stderr)
+        print(f"{NAME}: put the server's command after '--' (see `{NAME} --help`)", file=sys.stderr)
         return USAGE
     save_vllm_compile_cache()
     return 0

@@ -100,4 +100,4 @@ def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
         seconds = float(environ.get(name, default))
         if 0 <= seconds < math.inf:
             return seconds
-    raise CacheValidationError(f"{name} is {environ[name]!r}, which is no number of seconds")
+    raise CacheValidationError(f"{name} is {environ[name]!r}, which is not a number of seconds")

@@ -104,7 +104,7 @@ class Variables:
         try:
             return default if text is None else parse(text)
         except ValueError:
-            raise CacheValidationError(f"{name} is {text!r}, which is no number") from None
+            raise CacheValidationError(f"{name} is {text!r}, which is not a number") from None
 
 
 def store_location(volume: Path, settings: Settings | None = None) -> str:

@@ -43,8 +43,8 @@ def read(data: bytes, source: str = "") -> list[Artifact]:
         sections = serialiser.to_list(data, deserialize_fn=_read_section)
     except _DAMAGED as error:
         raise IntegrityError(
-            f"{source and f'{source}: '}{len(data)} bytes are no mega-cache of torch.compiler.save_cache_artifacts, "
-            f"or damaged: {error}"
+            f"{source and f'{source}: '}{len(data)} bytes are not a mega-cache of "
+            f"torch.compiler.save_cache_artifacts, or are damaged: {error}"
         ) from error
     return [artifact for _, artifacts in sections for artifact in artifacts]
 
@@ -71,7 +71,7 @@ def _serialiser() -> type[AppendingByteSerializer[Section]]:
             raise PackageMissing(
                 "a mega-cache is read and written by torch, which is not installed here: pip install torch"
             ) from error
-        raise PackageMissing(f"the torch that is installed here writes mega-caches of another form: {error}") from error
+        raise PackageMissing(f"the torch that is installed here writes mega-caches in another form: {error}") from error
     return AppendingByteSerializer
 
 

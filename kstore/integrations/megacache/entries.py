@@ -127,11 +127,11 @@ def _name(text: str) -> str:
 
 
 def _foreign(key: str) -> str:
-    return f"a mega-cache holds the key {key!r}, which no torch writes; nothing of it is used"
+    return f"a mega-cache holds the key {key!r}, which no torch writes; none of it is used"
 
 
 def _printable(text: str) -> str:
     """Check the name of a file that has the user's own job name in it."""
     if not text.isprintable() or len(text.encode()) > _LONGEST:
-        raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file's name")
+        raise IntegrityError(f"a mega-cache holds the key {text!r}, which cannot be a file name")
     return text

@@ -52,7 +52,7 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
     manifest = snapshot.checked
     carried = {path: entry for path, entry in manifest.files.items() if artifact_of(path)}
     if not carried:
-        raise MissError(f"generation {ref.generation} of {ref.scope} holds nothing that a mega-cache could")
+        raise MissError(f"generation {ref.generation} of {ref.scope} holds nothing that a mega-cache could hold")
     with reporting_trouble(store.location, "read"):
         artifacts = list(_fetch(store, snapshot, carried))
     stream.write(container.write(artifacts))
