@@ -40,7 +40,7 @@ def check_generation(generation: int | None) -> None:
     if generation is None:
         return
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
-        raise UsageError(f"generation={generation!r} is no whole number from 1; `kstore show KEY` lists them")
+        raise UsageError(f"generation={generation!r} is not a whole number from 1 on; `kstore show KEY` lists them")
 
 
 def _check_tag(kind: str, tag: str) -> None:

@@ -224,7 +224,7 @@ def _parse(name: str, value: Any, origin: str, folder: Path | None) -> Any:
     try:
         return _PATHS[name](value, folder) if name in _PATHS else _PARSERS[name](value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise UsageError(f"{origin}: {value!r} is no value for {name}: {error}") from error
+        raise UsageError(f"{origin}: {value!r} is not a valid value for {name}: {error}") from error
 
 
 def _layout(value: str) -> Layout | None:
@@ -254,7 +254,7 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
         raise ValueError("a path cannot be empty")
     _check_no_url(path)
     if "\0" in path:
-        raise ValueError("a path cannot have a NUL")
+        raise ValueError("a path cannot contain a NUL")
     if path.startswith("~"):
         raise ValueError(f"there is no user {path[1:].partition('/')[0]}; a folder of that name is ./{path}")
     if folder is None and not os.path.isabs(path):
@@ -268,7 +268,7 @@ def _path(value: str | os.PathLike[str], folder: Path | None) -> str:
 def _stores(value: str | os.PathLike[str] | list[str] | tuple[str, ...], folder: Path | None) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         if any(":" in _as_path(path) for path in value):
-            raise ValueError("a path cannot have a colon: it is what separates stores")
+            raise ValueError("a path cannot contain a colon, which separates stores")
     else:
         _check_no_url(value := _as_path(value))
         value = value.split(":")

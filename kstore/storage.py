@@ -112,7 +112,7 @@ class Storage:
         if type(found) not in (int, float) or not 0 <= found < _FOR_EVER:
             raise StoreFormatError(
                 f"{self.location}/{_SETTINGS} has the grace {json.dumps(found)}, "
-                "which is no number of seconds from 0 on; correct it there"
+                "which is not a number of seconds from 0 on; correct it there"
             )
         return float(found)
 
@@ -142,7 +142,7 @@ class Storage:
             with suppress(MissError):  # gc has removed the newest since it was listed: there is a newer one
                 whole = (self.whole(scope, generation) for generation in reversed(generations))
                 return max(generations, default=0), next(filter(None, whole), None)
-        raise MissError(f"{scope} lists generations that are not there; `kstore show {scope.key}` shows them")
+        raise MissError(f"{scope} lists generations that do not exist; `kstore show {scope.key}` shows them")
 
     def whole(self, scope: Scope, generation: int) -> Snapshot | None:
         """One generation; None, and a line in the log, if it is damaged.
@@ -170,7 +170,7 @@ class Storage:
             return False
         if self.must_exist and not self.settings:
             raise StoreUnavailable(
-                f"the store at {self.location} has gone; see whether its filesystem is mounted, "
+                f"the store at {self.location} is gone; check whether its filesystem is mounted, "
                 "or make another one there with `kstore init`"
             )
         with reporting_trouble(self.location, "create"):
@@ -214,7 +214,7 @@ class Storage:
         if not (self.settings or self.is_made()):
             new = ", make it with `kstore init` if it is new" if self.below else ""
             raise StoreUnavailable(
-                f"there is no store at {self.location}; see whether its filesystem is mounted{new}, "
+                f"there is no store at {self.location}; check whether its filesystem is mounted{new}, "
                 "or name another store with --store or KSTORE_ROOT"
             )
 
@@ -237,8 +237,8 @@ class Storage:
             self._settings = self._read_settings()
         if not self._settings:
             raise StoreFormatError(
-                f"{self.location} is no store but holds {foreign[0]!r}; choose an empty folder for the store, or, if "
-                f"this one has lost its {_SETTINGS}, put one there, its own or another store's"
+                f"{self.location} is not a store but holds {foreign[0]!r}; choose an empty folder for the store, or, "
+                f"if this one has lost its {_SETTINGS}, put one there, its own or another store's"
             )
         return True
 

@@ -81,7 +81,7 @@ def parse_duration(text: str) -> int:
     if seconds > _LONGEST:
         raise ValueError(f"{shorten(text, _SHOWN)!r} is too long; 36500d, a hundred years, is the limit")
     if round(seconds) < 1:
-        raise ValueError(f"{text!r} is no duration such as 90s, 15m, 1h or 30d")
+        raise ValueError(f"{text!r} is not a duration such as 90s, 15m, 1h or 30d")
     return round(seconds)
 
 
@@ -97,7 +97,7 @@ def parse_size(text: str) -> int:
     if count > _LARGEST:
         raise ValueError(f"{shorten(text, _SHOWN)!r} is too large; 1000P is the limit")
     if round(count) < 1:
-        raise ValueError(f"{text!r} is no size such as 500M, 50G or 2TiB")
+        raise ValueError(f"{text!r} is not a size such as 500M, 50G or 2TiB")
     return round(count)
 
 

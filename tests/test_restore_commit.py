@@ -113,7 +113,7 @@ def test_a_folder_that_holds_something_else_is_not_an_empty_store(tmp_path: Path
     node = Node(tmp_path)
     node.location.mkdir()
     (node.location / "photos").mkdir()
-    with pytest.raises(StoreFormatError, match="is no store but holds 'photos'"):
+    with pytest.raises(StoreFormatError, match="is not a store but holds 'photos'"):
         node.restore()
 
 

@@ -176,16 +176,16 @@ def test_a_malformed_setting_is_refused_with_its_origin(tmp_path: Path, argument
         ({"layout": "zip"}, "one of auto, loose, packed"),
         ({"mode": "ro"}, "one of readwrite, read"),
         ({"timeout": "inf"}, "from 0 to 3153600000, a hundred years"),
-        ({"store": 3}, "3 is no value for store: it must be a path"),
-        ({"cache_root": 3}, "3 is no value for cache_root: it must be a path"),
-        ({"cache_root": "/"}, "'/' is no value for cache_root: it is the root of all folders"),
+        ({"store": 3}, "3 is not a valid value for store: it must be a path"),
+        ({"cache_root": 3}, "3 is not a valid value for cache_root: it must be a path"),
+        ({"cache_root": "/"}, "'/' is not a valid value for cache_root: it is the root of all folders"),
         ({"store": "~nobody1/x"}, "there is no user nobody1; a folder of that name is ./~nobody1/x"),
-        ({"timeout": "ten minutes"}, "is no value for timeout: it must be a duration such as 90s, 15m or 1h"),
+        ({"timeout": "ten minutes"}, "is not a valid value for timeout: it must be a duration such as 90s, 15m or 1h"),
         ({"timeout": []}, "it must be a duration such as 90s"),
         ({"components": ","}, "at least one of inductor, "),
         ({"components": "nothing"}, "nothing unknown; known are inductor, "),
         ({"components": 5}, "a list of names, of inductor, "),
-        ({"stats": "maybe"}, "'maybe' is no value for stats: it must be true or false"),
+        ({"stats": "maybe"}, "'maybe' is not a valid value for stats: it must be true or false"),
     ],
     ids=str,
 )
@@ -248,7 +248,7 @@ def test_stores_that_cannot_be_are_refused(tmp_path: Path, value: object) -> Non
 @pytest.mark.parametrize("name", ["store", "cache_root"])
 @pytest.mark.parametrize("value", ["s3://bucket/kstore", "/a:s3://bucket/kstore", "file:///data/kstore"])
 def test_a_url_is_no_folder(tmp_path: Path, name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"{value}' is no value for {name}: it is a URL"):
+    with pytest.raises(UsageError, match=f"{value}' is not a valid value for {name}: it is a URL"):
         load(tmp_path, **{name: value})
 
 

@@ -49,7 +49,7 @@ def test_no_other_store_is_made_in_its_place(worker: Node, tmp_path: Path, layou
     unmount(worker)
     for node in (worker, Node(tmp_path, "worker", layout=layout)):  # the worker, and a fresh one of its own
         with pytest.raises(
-            StoreUnavailable, match=r"has gone; see whether its filesystem is mounted, or .*kstore init"
+            StoreUnavailable, match=r"is gone; check whether its filesystem is mounted, or .*kstore init"
         ):
             node.commit()
     assert list(worker.location.iterdir()) == []
@@ -81,7 +81,7 @@ def test_what_is_being_committed_does_not_go_into_its_place(
 
     monkeypatch.setattr(owner, step, unmount_first)
     monkeypatch.setattr(PosixBackend, "make_ahead", make_at_once)  # No thread is half-way when it goes.
-    with pytest.raises(StoreUnavailable, match="the store has gone"):
+    with pytest.raises(StoreUnavailable, match="the store is gone"):
         worker.commit()
     assert list(worker.location.iterdir()) == []
 
@@ -108,7 +108,7 @@ def test_no_other_store_is_made_where_it_went_before_anything_was_restored(
             worker.restore()
     worker.tree.kernel("two")
     unmount(worker)
-    with pytest.raises(StoreUnavailable, match="has gone"):
+    with pytest.raises(StoreUnavailable, match="is gone"):
         Node(tmp_path, "worker", layout=layout).commit()
     assert list(worker.location.iterdir()) == []
 
@@ -129,14 +129,14 @@ def test_what_is_missing_since_it_went_is_not_called_damaged(
         return ref
 
     monkeypatch.setattr(Refs, "get", get_and_unmount)
-    with pytest.raises(StoreUnavailable, match="has gone"):
+    with pytest.raises(StoreUnavailable, match="is gone"):
         worker.restore()
 
 
 def test_how_blobs_are_linked_is_not_tried_in_its_place(tmp_path: Path) -> None:
     worker = Node(tmp_path)
     worker.store.create()
-    with unmounted(worker.location), pytest.raises(OSError, match="the store has gone"):
+    with unmounted(worker.location), pytest.raises(OSError, match="the store is gone"):
         probe_link(worker.store.worker(KEY, before_import=False))
 
 
@@ -146,7 +146,7 @@ def test_the_job_is_told(tmp_path: Path, worker: Node) -> None:
         Tree(tmp_path / "third").wrapper()
         unmount(worker)
     assert block.committed.status is CommitStatus.FAILED
-    assert "has gone" in block.committed.error
+    assert "is gone" in block.committed.error
     mount(worker)
 
 

@@ -198,7 +198,7 @@ class PosixBackend:
     def make_folder(self, path: str) -> None:
         """Make a folder that turned out to be missing, and what is missing above it."""
         if self._anchor and not os.path.exists(self.path(self._anchor)):
-            raise OSError(errno.ENODEV, "the store has gone", path)
+            raise OSError(errno.ENODEV, "the store is gone", path)
         make_folder(path)
 
     def make_ahead(self, folder: str) -> Callable[[], None]:

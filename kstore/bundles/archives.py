@@ -100,7 +100,7 @@ def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = Fal
     snapshot = store.snapshot(ref)
     manifest = snapshot.checked
     if under and not os.path.isabs(under):
-        raise UsageError(f"{under!r} is no absolute path; programs look there from any folder")
+        raise UsageError(f"{under!r} is not an absolute path; programs look there from any folder")
     files, left_out = _choose(manifest, host)
     if is_text:
         _check_text(files)
@@ -116,15 +116,15 @@ def _check_text(paths: Iterable[str]) -> None:
         try:
             path.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"the name {path!r} is no UTF-8, as a zip file needs; export a tar archive") from error
+            raise UsageError(f"the name {path!r} is not UTF-8, which a zip file needs; export a tar archive") from error
 
 
 def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:
     """The files that one host may use, and the paths of all other hosts' host-bound files."""
     found = [name for name in manifest.hosts if host and name.startswith(host)]
     if host and len(found) != 1:
-        there = f"there are: {', '.join(manifest.hosts)}" if manifest.hosts else "it has no C++ objects of any"
-        raise UsageError(f"{host!r} is no host of this generation, or several; {there}")
+        there = f"there are: {', '.join(manifest.hosts)}" if manifest.hosts else "it has no C++ objects of any host"
+        raise UsageError(f"{host!r} matches no host of this generation, or several; {there}")
     others = {path for name, files in manifest.hosts.items() if name not in found for path in files}
     files = manifest.for_host(found[0]) if found else manifest.files
     return files, sorted(others - files.keys())

@@ -80,7 +80,7 @@ def load_header(read: Read) -> Header:
     """
     start = read(0, _SKIPPABLE.size + len(_HEADER_MAGIC))
     if len(start) < _SKIPPABLE.size + len(_HEADER_MAGIC) or not start.endswith(_HEADER_MAGIC):
-        raise IntegrityError("it does not begin as a bundle does")
+        raise IntegrityError("it does not begin like a bundle")
     magic, size = _SKIPPABLE.unpack_from(start)
     if magic != _SKIPPABLE_MAGIC or not DIGEST_SIZE < size <= _MAX_HEADER:
         raise IntegrityError(f"its header declares {size} bytes")

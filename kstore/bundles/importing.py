@@ -61,7 +61,7 @@ def import_bundle(
         ]
         if not chosen:
             held = ", ".join(f"{c.scope.gpu} {c.scope.environment}" for c in bundle.header.contents)
-            raise MissError(f"{bundle.path} has nothing of that GPU and environment; it has {held}")
+            raise MissError(f"{bundle.path} has nothing for that GPU and environment; it has {held}")
         brought = []
         for scope, content in chosen:
             incoming = Incoming(bundle.manifest(content), content.manifest, bundle.fetch, bundle.path)

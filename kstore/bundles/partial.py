@@ -71,7 +71,7 @@ def _reporting(path: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}; check the folder and its space") from error
+        raise FileError(f"cannot write {path}: {error.strerror}; check the folder and the free space") from error
 
 
 def _opened(path: str) -> io.BufferedRandom:

@@ -64,7 +64,7 @@ class BundleReader:
             raise StoreFormatError(f"{self.path} cannot be imported: {error}") from error
         except (IntegrityError, MemoryError) as error:
             raise IntegrityError(
-                f"{self.path} is no bundle, or a damaged one: {error}; copy it again, or export it anew"
+                f"{self.path} is not a bundle, or is damaged: {error}; copy it again, or export it again"
             ) from error
 
     def manifest(self, content: Content) -> Manifest:
@@ -98,7 +98,7 @@ class BundleReader:
         for offset in range(0, self._file.size, _CHUNK):
             found.update(self._file.read(offset, _CHUNK))
         if self._whole.read(self._file.size, SEAL_SIZE) != seal(found.digest()):
-            raise IntegrityError("its bytes are not what it was sealed with")
+            raise IntegrityError("its bytes do not match its seal")
 
     def _check_contents(self) -> None:
         """Check that the index names what the manifests need, each blob once and with one size, and nothing else."""
@@ -116,7 +116,7 @@ class BundleReader:
         for _ in self.fetch(self._pack.index.sizes_by_digest()):
             progress.done += 1
         if progress.done != progress.total:
-            raise IntegrityError(f"{progress.total - progress.done} blobs are not what their digests say")
+            raise IntegrityError(f"{progress.total - progress.done} blobs do not match their digests")
 
 
 def _add(needed: dict[bytes, int], digest: bytes, size: int) -> None:

@@ -28,8 +28,8 @@ def command(invocation: Invocation, key: str, path: str) -> None:
     kstore cat my-model/v1 triton_poi_fused_add_3.ptx
     kstore cat my-model/v1@3 inductor/ab/cabc….py > code.py
 
-    PATH may be the end of its path if no other ends so, or KERNEL.SUFFIX. The bytes are those in the store:
-    where Triton's list of a kernel's files holds absolute paths, they have a placeholder.
+    PATH can be the end of its path if no other path ends like that, or KERNEL.SUFFIX. The bytes are those in the store:
+    absolute paths in Triton's list of a kernel's files are replaced by a placeholder.
     """
     from kstore.inspect.artifact import find_artifact, read_artifact
     from kstore.inspect.choice import choose_one

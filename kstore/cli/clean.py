@@ -43,8 +43,8 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
     """Remove local cache roots.
 
     Those below /tmp/kstore that belong to this user, for KEY of this store or for --all. What was compiled in
-    them and not committed is lost. A root that kstore is restoring into or committing from is left alone; that
-    a program is still using one cannot be seen, so stop it first.
+    them and not committed is lost. A root that kstore is restoring into or committing from is left alone, but
+    kstore cannot see whether a program is still using one, so stop it first.
     """
     if every and key:
         raise click.UsageError(f"--all is for every key: leave it out to clean {key} alone")

@@ -11,9 +11,9 @@ from kstore.cli.options import ERROR, HELD, INTEGRITY, WORKERS, Command, Invocat
 @key_argument
 @on_committer
 def command(invocation: Invocation, key: str) -> None:
-    """Publish what was compiled under KEY and the store lacks.
+    """Publish what was compiled under KEY and is missing from the store.
 
-    Nothing new: nothing is written. A file that a compiler is still writing waits for the next commit.
+    If there is nothing new, nothing is written. A file that a compiler is still writing waits for the next commit.
     """
     from kstore.cli.sentences import committed, tell_components, tell_trouble
     from kstore.report import CommitStatus

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def command(invocation: Invocation, source: str, target: str, keys: tuple[str, ...]) -> int:
     """Copy the newest generations of all keys, or of each KEY, between two stores.
 
-    Only files that DST lacks are moved. They are merged with what DST has published, of which nothing is lost. A key
-    that was forgotten or quarantined in DST stays so, unless it is named.
+    Only files that DST lacks are copied. They are merged with what DST has published; none of that is lost. A key
+    that was forgotten or quarantined in DST stays so unless it is named.
     """
     from kstore.operations.copy import copy_keys
     from kstore.store import Store

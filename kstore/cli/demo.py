@@ -39,7 +39,7 @@ def command(invocation: Invocation, keep: bool) -> None:
     Takes about half a minute on a CPU, in a temporary folder; no store of yours is touched. One process compiles
     into an empty cache root and commits; a second one, with an empty cache root again, restores and runs. Before
     both, a trivial model makes the compiler's precompiled headers, which every machine makes once and which no
-    cache root holds, so that they count for neither.
+    cache root holds, so that they count for neither process.
     """
     from kstore.environment.software import torch_folder
 

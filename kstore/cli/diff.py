@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 @click.option("--name-only", is_flag=True, help="Only the names of what differs.")
 @click.option("--path", metavar="PATH", help="Compare one artifact's text: a path, its end, or KERNEL.SUFFIX.")
 @click.option("--exit-code", is_flag=True, help="Exit with 6 if any artifact differs.")
-@click.option("--gpu1", metavar="NAME", help="The GPU of KEY1 alone, where --gpu is for both.")
+@click.option("--gpu1", metavar="NAME", help="The GPU of KEY1 only; --gpu is for both.")
 @click.option("--gpu2", metavar="NAME", help="The GPU of KEY2.")
-@click.option("--environment1", metavar="TAG", help="The environment of KEY1 alone.")
+@click.option("--environment1", metavar="TAG", help="The environment of KEY1 only.")
 @click.option("--environment2", metavar="TAG", help="The environment of KEY2.")
 @on_scope_and_root
 def command(
@@ -49,7 +49,7 @@ def command(
     kstore diff my-model/v1@3 my-model/v1@5
     kstore diff my-model/v1                    with the cache root here
 
-    Kernels are compared by name. Of several GPUs and environments, the two that have most in common are
+    Kernels are compared by name. With several GPUs and environments, the two that have the most in common are
     compared.
     """
     from kstore.cli.diff_text import print_texts
@@ -61,9 +61,9 @@ def command(
     if right:
         refuse("is for a single KEY, which is compared with that folder", "cache_root")
     else:
-        refuse("is of a second KEY, and there is none", "gpu2", "environment2")
+        refuse("is for a second KEY, and there is none", "gpu2", "environment2")
     if invocation.output.json:
-        refuse("is for people: --json has all of it", "stat", "name_only")
+        refuse("is for people: --json has everything", "stat", "name_only")
     gpu, environment = invocation.text("gpu"), invocation.text("environment")
     one = Wanted.parse(left, gpu1 or gpu, environment1 or environment, "1" if right else "")
     other = Wanted.parse(right, gpu2 or gpu, environment2 or environment, "2") if right else None
@@ -86,8 +86,8 @@ def _print(output: Output, comparison: Comparison, stat: bool, name_only: bool) 
 
     if comparison.unread:
         output.warn(
-            f"nothing more can be told of {plural(comparison.unread, 'item')}: the file that would tell is "
-            "missing, damaged or too large; `kstore verify` checks all"
+            f"nothing more is known about {plural(comparison.unread, 'item')}: the file that would tell is "
+            "missing, damaged or too large; `kstore verify` checks everything"
         )
     if output.json:
         output.document(describe(comparison))
@@ -99,6 +99,6 @@ def _print(output: Output, comparison: Comparison, stat: bool, name_only: bool) 
 
 def _warn_of_sides(output: Output, left: Side, right: Side) -> None:
     if (left.scope.gpu, left.scope.environment) != (right.scope.gpu, right.scope.environment):
-        output.say("the two are of different GPUs or environments")
+        output.say("the two are for different GPUs or environments")
     if right.skipped:
-        output.say(f"{plural(len(right.skipped), 'artifact')} of the cache root left out: not finished, or unreadable")
+        output.say(f"{plural(len(right.skipped), 'artifact')} of the cache root left out: unfinished or unreadable")

@@ -108,7 +108,7 @@ def _section(output: Output, kind: Kind, differences: list[Difference]) -> None:
     if more:
         output.line(f"  and {more} more; -v lists all")
     if rebuilt := len(differences) - len(told):
-        output.line(f"  = {rebuilt} of the same key, with other bytes; -v lists them", _MARKS[Change.REBUILT][1])
+        output.line(f"  = {rebuilt} with the same key, but other bytes; -v lists them", _MARKS[Change.REBUILT][1])
     output.line()
 
 
@@ -157,7 +157,7 @@ def _cpp_code(found: Difference) -> str:
         return "other source"
     # Only objects are bound to a host.
     lacking = [side for side, item in (("left", found.left), ("right", found.right)) if item and not item.hosts]
-    return f"the same source, no object on the {lacking[0]}" if lacking else "the same source, built otherwise"
+    return f"the same source, no object on the {lacking[0]}" if lacking else "the same source, built differently"
 
 
 def _triton_code(found: Difference) -> Iterator[str]:

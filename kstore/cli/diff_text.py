@@ -44,10 +44,10 @@ def print_texts(output: Output, sides: Sides, path: str) -> bool:
         ):
             output.line(f"{mark} {_name(side, artifact)}", color)
             output.line(f"  {_size_and_digest(artifact)}")
-        output.say("they are binary or too large to be compared by lines; `kstore cat` prints one")
+        output.say("they are binary or too large to compare line by line; `kstore cat` prints one")
     else:
         if not lines:
-            output.say(f"{left.path} differs only in how it is laid out")
+            output.say(f"{left.path} differs only in its layout")
         for line in lines:
             output.line(line.expandtabs(), _COLORS.get(line[:1], ""))
     return differ

@@ -25,10 +25,10 @@ _EXIT_CODES = {"0": "nothing prevents hits", "1": "something does", "2": "usage"
 @optional_key_argument
 @on_committer
 def command(invocation: Invocation, key: str) -> int:
-    """Check all that hits depend on, from the store to the compiler.
+    """Check everything that hits depend on, from the store to the compiler.
 
-    With KEY also what is published for it: whether it was built for a worker such as this one. Run it where the job
-    runs, with the job's variables. Each line is a check: what was found and, if need be, what to do.
+    With KEY, also check whether what is published for it was built for a worker like this one. Run it where the job
+    runs, with the job's variables. Each line is a check: what was found and, if needed, what to do.
     """
     from kstore.doctor import Verdict, examine
 

@@ -34,10 +34,10 @@ _COLUMNS = (
 def command(invocation: Invocation, key: str) -> int:
     """Show whose bytes the store holds, and what each key alone would free.
 
-    ALONE is what `kstore forget KEY` and then gc free, in the end; SHARED stays, for other keys or a pinned
-    generation need it. A pack is deleted whole: FRAMES are the parts of shared packs that only this key needs, and
-    come free if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
-    is read, for one KEY too.
+    ALONE is what `kstore forget KEY` and then gc free in the end; SHARED stays, since other keys or a pinned
+    generation need it. A pack is deleted as a whole: FRAMES are the parts of shared packs that only this key needs,
+    freed if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
+    is read, even for one KEY.
     """
     from kstore.published.scopes import missing
     from kstore.scope import check_key
@@ -81,11 +81,11 @@ def _tell(output: Output, space: Space[str], rows: dict[str, Held]) -> None:
     whole = space.whole
     output.summary(f"needed: {size(whole.stored)}, of which {size(whole.shared)} are shared between keys or pinned")
     if space.dead_frames:
-        output.summary(f"in packs that are needed, of no use: {size(space.dead_frames)}")
+        output.summary(f"not needed, in packs that are: {size(space.dead_frames)}")
     if space.unneeded.files:
         unneeded = amount(space.unneeded.files, space.unneeded.bytes)
         what = "what cannot be read may need them" if space.unreadable else "gc deletes them"
-        output.summary(f"needed by none: {unneeded}; {what}")
+        output.summary(f"not needed: {unneeded}; {what}")
     output.summary(f"in the store: {amount(space.objects.files, space.objects.bytes)}")
 
 

@@ -12,7 +12,7 @@ from kstore.cli.options import ERROR, Command, Invocation, key_argument, on_work
 
 @click.command("env", cls=Command, exit_codes=ERROR)
 @key_argument
-@click.option("--shell", type=click.Choice(["sh", "fish"]), default="sh", show_default=True, help="Whose syntax.")
+@click.option("--shell", type=click.Choice(["sh", "fish"]), default="sh", show_default=True, help="The shell.")
 @on_worker
 def command(invocation: Invocation, key: str, shell: str) -> None:
     """Print the shell lines that point compilers at the cache root of KEY.

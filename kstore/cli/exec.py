@@ -76,7 +76,7 @@ class _Exec(Command):
             if program:
                 raise
         if not any(program[:1]):
-            ctx.fail("there is no command: put it behind '--', as in `kstore exec my-model/v1 -- python train.py`")
+            ctx.fail("there is no command: put it after '--', as in `kstore exec my-model/v1 -- python train.py`")
         ctx.params["program"] = program
         return rest
 
@@ -90,7 +90,7 @@ class _Exec(Command):
 @click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @click.option(
-    "--require-hits", is_flag=True, help="As --require, and fail if something is compiled anew, or nothing used."
+    "--require-hits", is_flag=True, help="Like --require, and fail if something is compiled anew or nothing is used."
 )
 @wait_options
 @group_option
@@ -120,12 +120,12 @@ def command(
 ) -> int:
     """Run a command with the kernels of KEY, and commit what it compiled.
 
-    Kernels are committed while the command runs, once they are finished, and at its end; with --ready-url also
+    Kernels are committed while the command runs, once they are finished, and at its end; with --ready-url, also
     when the server that the command starts is ready.
-    The command gets the variables that point compilers at the cache root, the options' own (KSTORE_ROOT and others),
-    and every signal that kstore gets.
-    Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, what
-    --json asks for too: stdout is the command's.
+    The command gets the variables that point compilers at the cache root, those of the options (KSTORE_ROOT and
+    others), and every signal that kstore gets.
+    Trouble with the store is a warning, and the command runs cold. All that kstore says goes to stderr, even the
+    output of --json: stdout is the command's.
     """
     from kstore.scope import check_key
 
@@ -173,7 +173,7 @@ def _verdict(output: Output, usage: UsageReport) -> int:
         output.warn(usage.doubt)
     if not usage.has_failed:
         return 0
-    output.warn(f"{usage.key} was to hit: the command succeeded, but {usage.failure}")
+    output.warn(f"{usage.key} was expected to hit: the command succeeded, but {usage.failure}")
     return MissError.exit_code
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _LeftOut = Sequence[str | LeftOut]
 
 _SHOWN = 3
-_OTHER_HOSTS = "they run on hosts like their builder's only; --host HOST adds those of one that `kstore show KEY` lists"
+_OTHER_HOSTS = "they run only on hosts like their builder's; --host HOST adds those of one that `kstore show KEY` lists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ FORMATS = {
 
 @click.command("export", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
-@click.option("-o", "path", metavar="FILE", required=True, help="Where to; - is stdout.")
-@click.option("--format", "name", type=click.Choice(list(FORMATS)), help="What FILE's name ends in, by default.")
-@click.option("--under", metavar="DIR", help="Where an archive is to be unpacked; else the cache root it was built in.")
-@click.option("--host", metavar="HOST", help="Whose C++ objects an archive has; none by default.")
+@click.option("-o", "path", metavar="FILE", required=True, help="The file to write; - is stdout.")
+@click.option("--format", "name", type=click.Choice(list(FORMATS)), help="By default, what FILE's name ends in.")
+@click.option("--under", metavar="DIR", help="Where an archive will be unpacked; else the cache root it was built in.")
+@click.option("--host", metavar="HOST", help="The host whose C++ objects an archive gets; none by default.")
 @on_scope
 def command(invocation: Invocation, key: str, path: str, name: str | None, under: str | None, host: str | None) -> int:
     """Write KEY to a file.
@@ -72,8 +72,8 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     cache root, for programs that know nothing of kstore. A mega-cache (.megacache) is what
     torch.compiler.load_cache_artifacts takes: it needs torch, and what it cannot hold is named.
 
-    Give --under for an archive of what was built in folders that you had named by variables: the cache root never held
-    it.
+    Give --under for an archive of files that were built in folders that you named by variables: the cache root never
+    held them.
 
     All of these are code: whoever loads one runs what the publishers of KEY have built. A mega-cache is pickled data.
     """
@@ -81,7 +81,7 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
     name = name or _format_of(path)
     options = {option: value for option, value in (("under", under), ("host", host)) if value is not None}
     for option in options.keys() - set(FORMATS[name].takes):
-        raise UsageError(f"--{option} is not for the format {name}")
+        raise UsageError(f"--{option} does not apply to the format {name}")
     output.stdout_is_lent = is_stdout(path)
     refs, damaged = _choose(store, invocation.wanted(key))
     left_out: _LeftOut = ()
@@ -102,7 +102,7 @@ def _format_of(path: str) -> str:
     for name, found in FORMATS.items():
         if path.endswith(found.suffixes):
             return name
-    raise UsageError(f"the name {path!r} says no format; choose one with --format: {', '.join(FORMATS)}")
+    raise UsageError(f"the name {path!r} does not say which format; choose one with --format: {', '.join(FORMATS)}")
 
 
 def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
@@ -180,7 +180,7 @@ def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _L
     if output.json:
         return
     if exported.resumed:
-        output.summary(f"went on with {path}.partial, of which {size(exported.resumed)} were whole")
+        output.summary(f"continued {path}.partial, of which {size(exported.resumed)} were whole")
     for ref in exported.refs:
         output.summary(f"exported {ref.scope} generation {ref.generation}: {amount(ref.files, ref.size)}")
     if exported.bytes:

@@ -43,7 +43,7 @@ def command(invocation: Invocation, key: str, path: str) -> None:
     kstore files my-model/v1@3 inductor/fxgraph
     kstore files my-model/v1 triton_poi_fused_add_3 | cut -f 1
 
-    PATH limits it to a folder, to what `kstore cat` takes, or to a kernel's files. A pipe gets a line for each
+    PATH limits the list to a folder, to what `kstore cat` takes, or to a kernel's files. A pipe gets a line for each
     file, with tabs between its path, bytes, where it is stored, the host that it is for, and its digest.
     """
     from kstore.inspect.artifact import find_artifacts

@@ -49,29 +49,29 @@ _IF_KILLED = (
     default=2,
     show_default=True,
     metavar="N",
-    help="Generations of each key, GPU and environment.",
+    help="Generations to keep of each key, GPU and environment.",
 )
 @click.option(
     "--unused",
     metavar="DURATION",
     callback=as_given_seconds,
-    help="Forget keys that nobody restored or committed for so long, as 30d.",
+    help="Forget keys that nobody has restored or committed for this long, such as 30d.",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
     callback=as_given_bytes,
-    help="Give up generations until the store fits, as 50G: history first, least recently restored first.",
+    help="Remove generations until the store fits, such as 50G: history first, least recently restored first.",
 )
-@click.option("--allow-live", is_flag=True, help="With --max-size: keys may be forgotten altogether.")
+@click.option("--allow-live", is_flag=True, help="With --max-size, keys may be forgotten altogether.")
 @click.option(
     "--grace",
     metavar="DURATION",
     callback=as_seconds_or_none,
-    help="Longer than the store's own; a shorter one needs --offline.",
+    help="A grace longer than the store's own; a shorter one needs --offline.",
 )
 @click.option("--offline", is_flag=True, help="No worker uses the store now: delete at once what is condemned.")
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would go and why, and change nothing.")
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be removed and why, and change nothing.")
 @on_store
 def command(
     invocation: Invocation, keep: int, unused: float | None, max_size: int | None, allow_live: bool,
@@ -80,7 +80,7 @@ def command(
     """Remove old generations, and the files that nothing needs any more.
 
     In two phases: what is not needed is condemned, and a gc that runs at least the store's grace later deletes
-    it if it is still not needed. Safe at any time, next to any number of workers; run it every hour or so.
+    it if it is still not needed. Safe at any time, alongside any number of workers; run it every hour or so.
     """
     from kstore.gc import GcStatus, Policy
 
@@ -94,13 +94,13 @@ def command(
         report = store.gc(policy, dry_run=dry_run)
     for trouble in report.unreadable:
         repair = invocation.again("verify", "--repair")
-        output.warn(f"cannot be read, so nothing that it may need goes, unless `{repair}` helps: {trouble}")
+        output.warn(f"cannot be read, so nothing that it may need is removed, unless `{repair}` helps: {trouble}")
     for trouble in report.lists:
-        output.warn(f"not all that was condemned is deleted now: {trouble}")
+        output.warn(f"not everything that was condemned is deleted now: {trouble}")
     if output.json:
         output.document(report.as_json())
     elif report.status is GcStatus.BUSY:
-        output.summary(f"another gc is at work{report.holder and f', of {report.holder}'}; nothing was done")
+        output.summary(f"another gc is running{report.holder and f', of {report.holder}'}; nothing was done")
         output.say(_IF_KILLED)
     else:
         _tell(output, report)
@@ -133,7 +133,7 @@ def _tell(output: Output, report: GcReport) -> None:
         output.summary(f"condemned before: {amount(report.waiting.files, report.waiting.bytes)}")
     output.summary(f"needed: {amount(report.live.files, report.live.bytes)} ({duration(report.seconds)})")
     if report.no_room:
-        output.warn(f"there was no room for all that gc writes ({report.no_room}); run it again")
+        output.warn(f"there was no room for everything that gc writes ({report.no_room}); run it again")
 
 
 def _tell_excess(output: Output, report: GcReport, policy: Policy) -> None:

@@ -13,14 +13,14 @@ from kstore.words import age, long_duration
 @click.command("init", cls=Command, exit_codes=ERROR)
 @click.option(
     "--grace", metavar="DURATION", show_default="1h", callback=as_seconds_or_none,
-    help="How long what was superseded or condemned is kept, as 90s, 15m, 1h or 30d.",
+    help="How long to keep what was superseded or condemned, such as 90s, 15m, 1h or 30d.",
 )  # fmt: skip
 @on_store
 def command(invocation: Invocation, grace: int | None) -> None:
     """Make a store.
 
-    Optional: the first commit makes one too, with a grace of an hour. The folder above it must be there. A store that
-    exists is left as it is; with another grace than --grace names, that is an error.
+    Optional: the first commit makes one too, with a grace of an hour. The folder above it must exist. A store that
+    exists is left as it is; it is an error if its grace is not that of --grace.
     """
     output, store = invocation.output, invocation.store()
     made = store.create(DEFAULT_GRACE if grace is None else grace)
@@ -36,7 +36,7 @@ def command(invocation: Invocation, grace: int | None) -> None:
         output.say(f"next, on every worker: {invocation.again('exec', key='my-model/v1')} -- python train.py")
     else:
         made_before = f", made {age(settings['created'])} ago" if "created" in settings else ""
-        output.summary(f"{store.location} is a store already{made_before}; {kept}")
+        output.summary(f"{store.location} is already a store{made_before}; {kept}")
 
 
 def _refuse(invocation: Invocation, location: str, has: float, wanted: float) -> str:
@@ -44,6 +44,6 @@ def _refuse(invocation: Invocation, location: str, has: float, wanted: float) ->
     longer = f"for a longer one: `{invocation.again('gc', '--grace', f'{wanted:.0f}s')}`, each time"
     shorter = f"for a shorter one: end all workers and gcs, then change it in {location}/kstore.json"
     return (
-        f"{location} is a store already and keeps its grace of {has:g} s, not {wanted:g} s, which running commits "
+        f"{location} is already a store and keeps its grace of {has:g} s, not {wanted:g} s, which running commits "
         f"count on; {longer if wanted > has else shorter}"
     )

@@ -37,8 +37,8 @@ _STORE = Column("STORE", floor=8)
 def command(invocation: Invocation, prefix: str) -> int:
     """List what the store holds, or the part whose keys begin with PREFIX.
 
-    One row for each key, GPU and environment: kernels are shared within a row. What a terminal has no room for is
-    whole in a pipe, and in --json.
+    One row for each key, GPU and environment: kernels are shared within a row. What does not fit on a terminal is
+    complete in a pipe and in --json.
     """
     from kstore.published.ref import RefState
 
@@ -100,7 +100,7 @@ def _print(output: Output, store: Store, refs: list[Ref]) -> None:
 def _say_forgotten(invocation: Invocation, forgotten: list[Ref]) -> None:
     keys = sorted({ref.scope.key for ref in forgotten})
     what = f"{keys[0]} and {len(keys) - 1} more were" if keys[1:] else f"{keys[0]} was"
-    back = f"`{invocation.again('rollback', key=keys[0])}` takes that back until gc has removed what it had"
+    back = f"`{invocation.again('rollback', key=keys[0])}` undoes that until gc has removed what it had"
     invocation.output.say(f"nothing is published, {what} forgotten; {back}")
 
 

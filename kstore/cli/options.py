@@ -26,7 +26,7 @@ OK = {"0": "ok"}
 ERROR = OK | {"1": "error", "2": "usage"}
 WORKERS = ("store", "cache_root", "gpu", "environment")
 """The settings that say which store, which local folder and whose kernels."""
-MISSING = {"3": "nothing is published for what was asked"}
+MISSING = {"3": "nothing is published for what was requested"}
 REQUIRED = {"3": "nothing is published, with --require or --generation; with --wait, not in that time either"}
 INTEGRITY = {"4": "what the store holds is damaged"}
 DIFFERENT = {"6": "they differ, with --exit-code"}
@@ -102,7 +102,7 @@ class Generation(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value} is no whole number from 1; `kstore show KEY` lists generations", param, ctx)
+            self.fail(f"{value} is not a whole number from 1 on; `kstore show KEY` lists generations", param, ctx)
 
 
 def as_seconds(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -255,7 +255,7 @@ def wait_options(function: Function) -> Function:
     """Options that say who compiles, and who waits."""
     return _decorate(
         click.option("--wait", metavar="DURATION", callback=as_seconds_or_none,
-                     help="If nothing is published: one worker compiles, the others wait so long for it (300, 5m)."),
+                     help="If nothing is published: one worker compiles, the others wait this long for it (300, 5m)."),
         click.option("--lease-ttl", metavar="DURATION", callback=_set_seconds, expose_value=False,
                      help="How long after its last sign of life the one that compiles counts as gone; else 60 s."),
     )(function)  # fmt: skip
@@ -276,11 +276,11 @@ def live_options(function: Function) -> Function:
     """Options that say when to commit what is still being compiled."""
     return _decorate(
         click.option("--settle", metavar="DURATION", default="5s", show_default=True, callback=as_seconds,
-                     help="Commit when nothing has changed for so long."),
+                     help="Commit when nothing has changed for this long."),
         click.option("--every", metavar="DURATION", default="60s", show_default=True, callback=as_seconds,
-                     help="And at least so often while files keep coming."),
+                     help="And at least this often while files keep coming."),
         click.option("--grace-period", metavar="DURATION", default="10s", show_default=True, callback=as_seconds,
-                     help="For the last commit after SIGTERM or Ctrl-C."),
+                     help="Time for the last commit after SIGTERM or Ctrl-C."),
     )(function)  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if click.Option in places:
         where = "name the generation by --generation N"
     elif click.Argument in places:
-        where = "name the generation behind KEY, as an argument of its own"
+        where = "name the generation after KEY, as an argument of its own"
     else:
         where = "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore --generation N` do"
     raise click.BadParameter(f"{value!r}: this command takes no KEY@N; {where}", ctx, param)

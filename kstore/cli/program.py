@@ -25,7 +25,7 @@ SECTIONS = {
     "Run a job": {
         "exec": "Run a command with the kernels of KEY, and commit what it compiled.",
         "restore": "Put what is published for KEY into the local cache root.",
-        "commit": "Publish what was compiled under KEY and the store lacks.",
+        "commit": "Publish what was compiled under KEY and is missing from the store.",
         "watch": "Commit what other processes compile for KEY, until told to end.",
         "env": "Print the shell lines that point compilers at the cache root of KEY.",
     },
@@ -36,10 +36,10 @@ SECTIONS = {
         "diff": "Show what differs between two keys or generations: kernels, choices, environment.",
         "cat": "Print one artifact of KEY.",
         "why": "Say why the last run compiled although KEY was restored.",
-        "doctor": "Check all that hits depend on, from the store to the compiler.",
+        "doctor": "Check everything that hits depend on, from the store to the compiler.",
         "stats": "Show hits, misses, bytes and times, by key.",
         "du": "Show whose bytes the store holds, and what each key alone would free.",
-        "report": "Write all that is known of the store's use as one HTML page.",
+        "report": "Write everything known about the store's use as one HTML page.",
     },
     "Keep it in order": {
         "gc": "Remove old generations, and the files that nothing needs any more.",

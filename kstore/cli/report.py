@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @on_store
 def command(invocation: Invocation, path: str) -> int:
-    """Write all that is known of the store's use as one HTML page.
+    """Write everything known about the store's use as one HTML page.
 
     Bytes by GPU, key and component, what keys share, growth, the slowest restores, environments, and what gc would
     remove. The page needs no network, and can be sent to others: it holds the names of keys, users and hosts. Every

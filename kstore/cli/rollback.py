@@ -15,7 +15,7 @@ from kstore.words import amount
 def command(invocation: Invocation, key: str, generation: int | None) -> None:
     """Publish an earlier generation of KEY as its newest.
 
-    By default the last one that holds something else than the newest, and of which nothing is lost if there is one.
+    By default the last one that differs from the newest, if possible one of which nothing is lost.
     `kstore show KEY` lists them.
     """
     output, store = invocation.output, invocation.store()

@@ -46,7 +46,7 @@ def _restored(store: Store, report: RestoreReport, seed: str | None) -> str:
     what = f"generation {report.generation}"
     held, took = amount(report.files, report.bytes), duration(report.seconds)
     if report.status is RestoreStatus.CURRENT:
-        return f"{report.key} {what} is there already: {held} ({took})"
+        return f"{report.key} {what} is already in place: {held} ({took})"
     if report.status is RestoreStatus.SEEDED:
         what = f"from seed {seed} {what}"
     how = f" ({report.link_mode})" if report.link_mode else ""
@@ -59,7 +59,7 @@ def _way_back(store: Store, report: RestoreReport | CommitReport) -> str:
     generation of a key that only a store below has.
     """
     where = ("--store", ":".join(store.settings.store), "--gpu", report.gpu, "--environment", report.environment)
-    return f"`{command_line('rollback', report.key, *where)}` takes that back, until gc has removed what it had"
+    return f"`{command_line('rollback', report.key, *where)}` undoes that until gc has removed what it had"
 
 
 def check_required(store: Store, report: RestoreReport, seed: str | None) -> None:
@@ -110,9 +110,9 @@ def _unchanged(store: Store, report: CommitReport) -> str:
 
 
 def _has_all(generation: int, declined: int, waiting: int = 0) -> str:
-    other = f", but for {files(declined)} that it has otherwise, or that were taken out" if declined else ""
-    late = f", but for {files(waiting)} that other news will bring along" if waiting else ""
-    return f"generation {generation} has it all{other}{late}"
+    other = f", except {files(declined)} published in another version, or taken out" if declined else ""
+    late = f", except {files(waiting)} that will be published along with others" if waiting else ""
+    return f"generation {generation} has everything{other}{late}"
 
 
 def used(report: UsageReport) -> str:

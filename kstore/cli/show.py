@@ -157,7 +157,7 @@ def _facts(shown: _Shown, *, has_several: bool) -> Iterator[tuple[str, str]]:
     if shown.manifest:
         yield "cache root", str(shown.manifest.meta.get("cache_root") or "?")
         packs = len(shown.refs[0].packs)
-        yield "packs", str(packs) if packs else "none: every file that is here is stored by itself"
+        yield "packs", str(packs) if packs else "none: every file in this store is stored by itself"
         hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in shown.manifest.hosts.items())
         yield "hosts", ", ".join(hosts) or "any"
         if shown.leans_on:

@@ -37,8 +37,8 @@ _COLUMNS = (
 def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     """Show hits, misses, bytes and times, by key.
 
-    Of KEY, or of every key, with each GPU in a row of its own. Restores are counted as workers say what they did,
-    which those with the mode `read` do not; RESTORE and COMMIT are what one takes on average. To know what is
+    For KEY, or for every key, with each GPU in a row of its own. Restores are counted from workers' own reports, which
+    workers with the mode `read` do not make; RESTORE and COMMIT are what one takes on average. To find out what is
     stored, every manifest is read.
     """
     from kstore.published.scopes import missing

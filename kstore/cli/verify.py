@@ -34,8 +34,8 @@ _SHOWN = 3
 def command(invocation: Invocation, key: str, repair: bool) -> int:
     """Check every byte that KEY, or every key, needs.
 
-    With KEY also the files of its local cache root. A restore checks what it copies; what it links is checked only
-    here. Once --repair has moved a damaged file aside, the next commit of a worker that has it puts it back.
+    With KEY, also check the files of its local cache root. A restore checks what it copies; what it links is checked
+    only here. Once --repair has moved a damaged file aside, the next commit of a worker that has it puts it back.
     """
     if not key:
         refuse("is for a KEY: without one all keys are checked, of every GPU", "cache_root", "gpu", "environment")
@@ -81,7 +81,7 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
     if not (report.is_newest_damaged or report.local):
         return f"only earlier generations are damaged, which are not restored: {gc}"
     if not (report.is_mendable or report.local):
-        return f"a repair has no more to do: commit from a worker that has the files; as to earlier generations, {gc}"
+        return f"nothing is left to repair: commit from a worker that has the files; for earlier generations, {gc}"
     if report.repaired:
         return "what could be saved is; the next commit of a worker that has the files puts back what is lost"
     return repair
@@ -89,8 +89,8 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
 
 def _verdict(report: VerifyReport) -> str:
     if report.ok:
-        return "all is whole"
-    return "damage was found" if report.is_damaged else "not all could be read"
+        return "everything is intact"
+    return "damage was found" if report.is_damaged else "not everything could be read"
 
 
 def _describe_away(away: Damage) -> str:

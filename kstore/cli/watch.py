@@ -32,9 +32,9 @@ def command(
 ) -> None:
     """Commit what other processes compile for KEY, until told to end.
 
-    For a sidecar beside a program that cannot be started by `kstore exec`: both need the same cache root, at the same
-    path. It restores nothing. SIGTERM, SIGHUP and Ctrl-C make it commit once more, and end. Trouble with the store is a
-    warning, and it goes on trying.
+    For a sidecar beside a program that `kstore exec` cannot start: both need the same cache root at the same
+    path. It restores nothing. SIGTERM, SIGHUP and Ctrl-C make it commit once more and end. Trouble with the store is a
+    warning, and it keeps trying.
     """
     from kstore.live.commits import LiveCommits
     from kstore.report import CommitReport, CommitStatus

@@ -31,10 +31,10 @@ _NAMES = 3
 _NAME = 72
 """Characters of a name that are shown."""
 _REASONS = {
-    "differs": "as stored, but for",
+    "differs": "as stored, except for",
     "new-code": "the code is new; the stored graph most like it differs in",
-    "guards": "stored under the same key, but the guards did not hold: other shapes, for one",
-    "missing": "stored in an AOT entry alone: its FX entry was left out of the restore, or has been removed",
+    "guards": "stored under the same key, but the guards did not hold, for example because of other shapes",
+    "missing": "stored only in an AOT entry: its FX entry was left out of the restore, or has been removed",
     "autograd": "stored, but AOTAutograd asked for it under another key",
     "nothing": "no graph was restored that it could be compared with",
     "unreadable": "its entry does not say what its key was made of",
@@ -55,8 +55,8 @@ _KERNEL_REASONS = {
 def command(invocation: Invocation, key: str) -> None:
     """Say why the last run compiled although KEY was restored.
 
-    Compares the graphs that were compiled since the restore with those that were restored, attribute by attribute of
-    what torch makes their keys of. Stored entries are pickles, which run code when they are loaded: they are read as
+    Compares the graphs that were compiled since the restore with those that were restored, by the attributes that
+    torch makes their keys of. Stored entries are pickles, which run code when they are loaded: they are read as
     plain data here, and never loaded. Triton's kernels are compared with stored ones of the same name.
     """
     from kstore.why.find import find_reasons
@@ -90,12 +90,12 @@ def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
     output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
     if report.bypassed and not report.unused:
         output.say(
-            "there is code of Inductor's without any graph's entry: torch keeps none of what it cannot cache, as with "
+            "there is Inductor code without the entry of a graph: torch keeps none for what it cannot cache, as with "
             "TORCHINDUCTOR_FREEZING=1 or custom passes, and compiles it each time"
         )
     elif not (report.graphs or report.kernels or report.others):
         rest = f"`{doctor}` checks the rest"
-        idle = f"{', '.join(report.unused)}: restored, but nothing of it was read: is that cache switched off?"
+        idle = f"{', '.join(report.unused)}: restored, but none of it was read: is that cache switched off?"
         output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")
 
 

@@ -110,7 +110,7 @@ class _Collection:
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot tell the time of the store at {self._storage.location}: {error.strerror or error}; gc makes a "
-                "file there for that, in a dry run too: run it as a user who may write"
+                "file there for that, even in a dry run: run it as a user who can write"
             ) from error
 
     def _grace_before(self, now: int) -> int:
@@ -127,7 +127,7 @@ class _Collection:
             if marked.unreadable:
                 self._report.status, self._report.unreadable = GcStatus.INCOMPLETE, marked.unreadable
                 unread = plural(len(marked.unreadable), "generation")
-                log.warning("nothing is deleted, for %s cannot be read", unread)
+                log.warning("nothing is deleted, because %s cannot be read", unread)
                 return
             sweeper.sweep(marked)
             if not self._report.dry_run:

@@ -83,7 +83,7 @@ class UsageReport:
         """What to tell a job that requires hits if nothing says whether there were any; else empty."""
         if self.has_failed or not self.why_unknown or any(usage.hits for usage in self.components.values()):
             return ""
-        return f"{self.key} was to hit, and whether it did cannot be told: {self.why_unknown}"
+        return f"{self.key} was expected to hit, but it is not known whether it did: {self.why_unknown}"
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

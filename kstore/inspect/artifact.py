@@ -34,7 +34,7 @@ def find_artifact(side: Side, text: str) -> Artifact:
     found = _called(side, text)
     paths = sorted({artifact.path for artifact in found})
     if len(paths) > 1:
-        raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; say more of it")
+        raise UsageError(f"{text!r} could be any of {_listed(paths)} in {side.label}; give more of it")
     return found[0] if len(found) == 1 else _of_host(found)
 
 
@@ -61,7 +61,7 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
     if artifact.entry.flags & Flag.BELOW:
         raise MissError(
             f"{artifact.path} of {side.label} is in no store here: a store below had it; "
-            f"`kstore show {side.scope.key}` names that"
+            f"`kstore show {side.scope.key}` names that store"
         )
     raise IntegrityError(f"{artifact.path} of {side.label} is missing or damaged; `kstore verify` says more")
 

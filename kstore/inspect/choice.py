@@ -41,7 +41,7 @@ class Wanted:
         """
         key, at, number = text.partition("@")
         if at and not (number.isascii() and number.isdecimal() and 0 < len(number) < 10 and int(number)):
-            raise UsageError(f"{text!r} is no KEY@GENERATION such as my-model/v1@3")
+            raise UsageError(f"{text!r} is not a KEY@GENERATION such as my-model/v1@3")
         return cls(check_key(key), int(number) if at else None, gpu, environment, suffix)
 
 

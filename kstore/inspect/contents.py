@@ -87,7 +87,7 @@ def _readable(fetch: Fetch, sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
     try:
         yield from fetch(sizes)
     except StoreUnavailable as error:
-        log.warning("not all files can be read that tell of the others: %s", error)
+        log.warning("some files that describe others cannot be read: %s", error)
 
 
 def _telling(item: Item) -> Part | None:

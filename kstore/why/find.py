@@ -84,7 +84,9 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
         where = f", {worker.root.path}" if worker else ": there is none on this node"
         raise MissError(f"{NOTHING_RESTORED}{where}; run `{again('exec')} -- …` or restore, then compile")
     if not run.generation:
-        raise MissError(f"there was nothing to restore for {key}, so a run compiles all; `{again('doctor')}` says more")
+        raise MissError(
+            f"there was nothing to restore for {key}, so a run compiles everything; `{again('doctor')}` says more"
+        )
     unused = usage_in(worker, run).unused  # before they are read here
     entries = _entries(run.new)
     fresh = list(_read(worker, entries))

@@ -131,7 +131,7 @@ def test_a_root_that_kstore_is_working_on_stays(cli: Cli, roots: Path) -> None:
         result = cli("clean", "--all", "--yes")
 
     assert result.code == 1
-    assert f"warning: {roots}/0 stays: {roots}/0/.kstore/lock is locked: another process has it right now" in result.err
+    assert f"warning: {roots}/0 stays: {roots}/0/.kstore/lock is locked: another process holds it now" in result.err
     assert left(roots) == {"0"}
 
 

@@ -32,7 +32,7 @@ def test_nothing_new_is_no_new_generation(cli: Cli) -> None:
     cli.write("inductor/ab/cone.py")
     cli("commit", "my/v1")
 
-    assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has it all (")
+    assert cli("commit", "my/v1").out.startswith("nothing new for my/v1: generation 1 has everything (")
 
 
 def test_a_worker_that_compiled_another_answer_is_told_that_the_published_one_stays(cli: Cli) -> None:
@@ -41,7 +41,7 @@ def test_a_worker_that_compiled_another_answer_is_told_that_the_published_one_st
     (cli.cache_root / ".kstore").rename(cli.folder / "forgotten")
     cli.write("inductor/ab/cone.py", "another")
 
-    assert "generation 1 has it all, but for 1 file that it has otherwise, or that were taken out (" in (
+    assert "generation 1 has everything, except 1 file published in another version, or taken out (" in (
         cli("commit", "my/v1").out
     )
 

@@ -54,7 +54,7 @@ def test_it_shows_what_changed_by_name(cli: Cli) -> None:
         "triton     Triton kernels     1        1        1      1        0",
         "",
         "FX graphs",
-        "  = 1 of the same key, with other bytes; -v lists them",
+        "  = 1 with the same key, but other bytes; -v lists them",
         "",
         "Triton kernels",
         "  ~ triton_poi_fused_add_3  num_warps 4 → 8",
@@ -197,7 +197,7 @@ def test_gpus_are_compared_with_an_option_for_each_side(cli: Cli) -> None:
 
     assert "triton_add  num_warps 4 → 8" in result.out
     assert "  GPU  gpu-a → gpu-b\n" in result.out
-    assert "the two are of different GPUs or environments" in result.err
+    assert "the two are for different GPUs or environments" in result.err
 
 
 def test_where_several_could_be_meant_they_are_listed(cli: Cli) -> None:
@@ -217,7 +217,7 @@ def test_where_several_could_be_meant_they_are_listed(cli: Cli) -> None:
         (("no/key", "my/v1"), 3, "nothing is published for no/key in"),
         (("my/v1", "no/key"), 3, "nothing is published for no/key in"),
         (("my/v1@9", "my/v1"), 3, "my/v1 has no generation 9; `kstore show my/v1`"),
-        (("my/v1@x", "my/v1"), 2, "no KEY@GENERATION such as"),
+        (("my/v1@x", "my/v1"), 2, "not a KEY@GENERATION such as"),
         (("/", "my/v1"), 2, "is not made of parts"),
         (("my/v1", "my/v1", "--gpu", "x"), 3, "my/v1 is not published for x; choose: --gpu1"),
         (("my/v1", "my/v1", "--stat", "--name-only"), 2, "exclude each other"),
@@ -247,7 +247,7 @@ def test_broken_metadata_is_a_warning(cli: Cli) -> None:
     result = cli("diff", "my/v1", "my/v2")
 
     assert "~ triton_add" in result.out
-    assert "warning: nothing more can be told of 1 item" in result.err
+    assert "warning: nothing more is known about 1 item" in result.err
 
 
 # ---- One artifact
@@ -288,7 +288,7 @@ def test_a_cpp_kernel_without_an_object_was_not_built_otherwise(cli: Cli) -> Non
     out = cli("diff", "my/v1", "my/v2").out
 
     assert "the same source, no object on the right" in out
-    assert "built otherwise" not in out
+    assert "built differently" not in out
 
 
 def test_a_cpp_kernel_is_compared_by_its_name(cli: Cli) -> None:

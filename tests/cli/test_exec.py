@@ -252,7 +252,7 @@ def test_a_command_must_be_behind_two_dashes(cli: Cli, arguments: list[str]) -> 
     result = cli("exec", *arguments)
 
     assert (result.code, result.out) == (2, "")
-    assert "put it behind '--'" in result.err
+    assert "put it after '--'" in result.err
 
 
 def test_the_usage_shows_the_dashes(cli: Cli) -> None:
@@ -647,11 +647,11 @@ def test_required_hits_that_cannot_be_told_are_doubted_aloud(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     # A blob's time, with its own fraction, may be ahead by less than a second: what is read before then is noted again.
     use = ("exec", "my/v1", "--require-hits", "--", "sh", "-ec", 'sleep 1; cat "$TORCHINDUCTOR_CACHE_DIR"/*/*')
-    assert "cannot be told" not in cli.process(*use).err
+    assert "not known" not in cli.process(*use).err
 
     again = cli.process("exec", "my/v1", "--require-hits", "--", "true")
     assert again.code == 0
-    assert "my/v1 was to hit, and whether it did cannot be told: some of what was restored had been read" in again.err
+    assert "my/v1 was expected to hit, but it is not known whether it did: some of what was restored had" in again.err
 
 
 def test_a_command_that_fails_keeps_its_exit_code(cli: Cli) -> None:

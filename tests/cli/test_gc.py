@@ -60,7 +60,7 @@ def test_a_dry_run_needs_to_write_too_and_says_so(cli: Cli, monkeypatch: pytest.
     result = cli("gc", "-n")
 
     assert (result.code, result.out) == (1, "")
-    assert "Permission denied; gc makes a file there for that, in a dry run too" in result.err
+    assert "Permission denied; gc makes a file there for that, even in a dry run" in result.err
 
 
 @pytest.mark.parametrize("option", ["--unused", "--max-size"])
@@ -121,8 +121,8 @@ def test_what_cannot_be_read_is_kept_and_reported(cli: Cli) -> None:
     result = cli("gc")
 
     assert result.code == 4
-    assert "cannot be read, so nothing that it may need goes, unless `kstore verify" in result.err
-    assert "kstore: nothing is deleted, for 1 generation cannot" in result.err.splitlines()[0]
+    assert "cannot be read, so nothing that it may need is removed, unless `kstore verify" in result.err
+    assert "kstore: nothing is deleted, because 1 generation cannot" in result.err.splitlines()[0]
     assert "kstore: kstore: " not in result.err
 
 
@@ -158,7 +158,7 @@ def killed(cli: Cli) -> None:
 @pytest.mark.usefixtures("killed")
 def test_it_says_whose_gc_is_at_work_and_what_to_do_if_that_was_killed(cli: Cli) -> None:
     result = cli("gc")
-    assert (result.code, result.out) == (0, f"another gc is at work, of {creator()}; nothing was done\n")
+    assert (result.code, result.out) == (0, f"another gc is running, of {creator()}; nothing was done\n")
     assert "until an hour after it began" in result.err and "--offline" in result.err
 
 

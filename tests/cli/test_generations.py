@@ -193,4 +193,4 @@ def test_a_number_that_is_not_a_generation_is_refused(cli: Cli, command: list[st
     result = cli(command[0], "my/v1", *command[1:], number)
 
     assert result.code == 2
-    assert f"{number} is no whole number from 1; `kstore show KEY` lists generations" in result.err
+    assert f"{number} is not a whole number from 1 on; `kstore show KEY` lists generations" in result.err

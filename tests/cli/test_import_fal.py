@@ -77,7 +77,7 @@ def test_zips_of_another_gpu_can_be_requested(cli: Cli, folder: Path) -> None:
 def test_a_zip_can_be_imported_again(cli: Cli, folder: Path) -> None:
     put(folder, "H100/flux.zip")
     cli("import", "fal", str(folder))
-    assert cli("import", "fal", str(folder)).out.startswith("nothing new for flux: generation 1 has it all")
+    assert cli("import", "fal", str(folder)).out.startswith("nothing new for flux: generation 1 has everything")
     put(folder, "H100/flux.zip", "cone", "ctwo")
 
     assert cli("import", "fal", str(folder)).code == 0

@@ -41,7 +41,7 @@ def test_a_store_that_exists_is_left_as_it_is(cli: Cli) -> None:
     results = [cli("init"), cli("init", "--grace", "1h")]
 
     assert [result.code for result in results] == [0, 0]
-    assert all("is a store already" in result.out for result in results)
+    assert all("is already a store" in result.out for result in results)
     assert (cli.store / "kstore.json").read_text() == before
 
 
@@ -55,7 +55,7 @@ def test_the_grace_of_an_existing_store_is_not_changed(cli: Cli, grace: str, adv
     result = cli("init", "--grace", grace)
 
     assert (result.code, result.out) == (2, "")
-    assert f"{cli.store} is a store already and keeps its grace of 3600 s, not" in result.err
+    assert f"{cli.store} is already a store and keeps its grace of 3600 s, not" in result.err
     assert advice in result.err
     assert (cli.store / "kstore.json").read_text() == before
 
@@ -69,7 +69,7 @@ def test_a_worker_that_only_reads_leaves_a_store_as_it_is_and_makes_none(
     cli("init")
     monkeypatch.setenv("KSTORE_MODE", "read")
 
-    assert "is a store already" in cli("init").out
+    assert "is already a store" in cli("init").out
 
 
 def test_the_grace_is_a_duration(cli: Cli) -> None:
@@ -80,7 +80,7 @@ def test_a_grace_that_is_not_a_duration_is_a_usage_error(cli: Cli) -> None:
     result = cli("init", "--grace", "soon")
 
     assert result.code == 2
-    assert "'soon' is no duration" in result.err
+    assert "'soon' is not a duration" in result.err
     assert not cli.store.exists()
 
 
@@ -117,7 +117,7 @@ def test_a_store_whose_settings_name_only_a_format_has_the_usual_grace(cli: Cli)
     result = cli("init")
 
     assert (result.code, result.err) == (0, "")
-    assert result.out == f"{cli.store} is a store already; what is superseded is kept for 1 h\n"
+    assert result.out == f"{cli.store} is already a store; what is superseded is kept for 1 h\n"
 
 
 def test_quiet_says_nothing(cli: Cli) -> None:

@@ -94,7 +94,7 @@ def test_a_folder_that_holds_something_else_is_reported_as_such(cli: Cli) -> Non
     result = cli("ls")
 
     assert (result.code, result.out) == (1, "")
-    assert "is no store but holds 'thesis.tex'" in result.err
+    assert "is not a store but holds 'thesis.tex'" in result.err
     assert "kstore init" not in result.err
 
 

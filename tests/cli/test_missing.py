@@ -59,8 +59,8 @@ def test_a_missing_store_is_what_is_reported(cli: Cli, command: tuple[str, ...])
     ("command", "where"),
     [
         (("restore",), "name the generation by --generation N"),
-        (("pin", "1"), "name the generation behind KEY"),
-        (("rollback",), "name the generation behind KEY"),
+        (("pin", "1"), "name the generation after KEY"),
+        (("rollback",), "name the generation after KEY"),
         (("show",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
         (("stats",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),
         (("verify",), "`kstore files`, `kstore cat`, `kstore diff`, `kstore export` and `restore"),

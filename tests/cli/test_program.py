@@ -193,14 +193,14 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
         (("restore", "my/v1", "--generation", "1", "--seed", "my/v0"), "--seed is for a KEY that has nothing yet"),
         (("restore", "my/v1", "--lease-ttl", "10m"), "which it does with --wait"),
         (("diff", "my/v1", "my/v1", "--cache-root", "/tmp"), "--cache-root is for a single KEY"),
-        (("diff", "my/v1", "--gpu2", "h100"), "--gpu2 is of a second KEY"),
-        (("diff", "my/v1", "--environment2", "torch"), "--environment2 is of a second KEY"),
+        (("diff", "my/v1", "--gpu2", "h100"), "--gpu2 is for a second KEY"),
+        (("diff", "my/v1", "--environment2", "torch"), "--environment2 is for a second KEY"),
         (("gc", "--allow-live"), "--allow-live is for --max-size"),
         (("verify", "--cache-root", "/tmp"), "--cache-root is for a KEY"),
         (("verify", "--gpu", "h100"), "--gpu is for a KEY"),
         (("verify", "--environment", "torch"), "--environment is for a KEY"),
-        (("diff", "my/v1", "my/v1", "--stat", "--json"), "--stat is for people: --json has all of it"),
-        (("diff", "my/v1", "my/v1", "--name-only", "--json"), "--name-only is for people: --json has all of it"),
+        (("diff", "my/v1", "my/v1", "--stat", "--json"), "--stat is for people: --json has everything"),
+        (("diff", "my/v1", "my/v1", "--name-only", "--json"), "--name-only is for people: --json has everything"),
     ],
 )
 def test_an_option_that_another_leaves_without_effect_is_a_usage_error(
@@ -245,7 +245,7 @@ def test_a_command_that_looks_after_a_folder_of_something_else_is_told_so(cli: C
     result = cli(command)
 
     assert (result.code, result.out) == (1, "")
-    assert "is no store but holds 'thesis.tex'" in result.err
+    assert "is not a store but holds 'thesis.tex'" in result.err
 
 
 # ---- a sign of life

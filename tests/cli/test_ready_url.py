@@ -160,7 +160,7 @@ def test_json_says_nothing_of_it_unless_asked_to(cli: Cli) -> None:
 def test_a_bad_address_is_a_mistake(cli: Cli, command: str, url: str) -> None:
     result = cli(command, "my/v1", "--ready-url", url, *(("--", "true") if command == "exec" else ()))
     assert result.code == 2
-    assert "is no URL such as http://127.0.0.1:8000/health" in result.err
+    assert "is not a URL such as http://127.0.0.1:8000/health" in result.err
 
 
 def test_a_worker_that_only_reads_asks_nobody(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

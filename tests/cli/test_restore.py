@@ -26,7 +26,7 @@ def test_a_second_restore_says_that_all_is_there(cli: Cli) -> None:
     cli.publish("my/v1")
     cli("restore", "my/v1")
 
-    assert cli("restore", "my/v1").out.startswith("my/v1 generation 1 is there already: 1 file, 3 B")
+    assert cli("restore", "my/v1").out.startswith("my/v1 generation 1 is already in place: 1 file, 3 B")
 
 
 def test_a_generation_can_be_named(cli: Cli) -> None:

@@ -21,7 +21,7 @@ def test_a_whole_store_is_said_to_be_whole(cli: Cli) -> None:
     result = cli("verify")
 
     assert result.code == 0
-    assert "3 blobs of 1 generation" in result.out and "all is whole" in result.out
+    assert "3 blobs of 1 generation" in result.out and "everything is intact" in result.out
 
 
 def test_damage_is_named_with_the_keys_it_touches(cli: Cli) -> None:
@@ -156,6 +156,6 @@ def test_what_cannot_be_read_is_named_and_is_not_damage(cli: Cli, monkeypatch: p
     assert result.code == 4
     assert result.out.count("cannot be read just now: blob ") == 3
     assert "cannot be read just now: 2 more; -v names them" in result.out
-    assert "not all could be read" in result.out
+    assert "not everything could be read" in result.out
     assert "--repair" not in result.err
     assert cli("verify").code == 0

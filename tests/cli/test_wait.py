@@ -141,4 +141,4 @@ def test_a_senseless_duration_is_a_usage_error(cli: Cli, option: str, value: str
     result = cli("restore", "my/v1", option, value)
 
     assert result.code == 2
-    assert "is no duration such as 90s" in result.err
+    assert "is not a duration such as 90s" in result.err

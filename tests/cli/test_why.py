@@ -27,7 +27,7 @@ def test_it_names_what_differs_and_what_sets_it(cli: Cli) -> None:
 
     assert result.code == 0
     assert result.out.splitlines() == [
-        "1 graph: as stored, but for",
+        "1 graph: as stored, except for",
         "  inductor_config.max_autotune: False → True",
         "      (torch.compile(mode=…), TORCHINDUCTOR_MAX_AUTOTUNE)",
         "1 graph (1 entry) compiled anew after generation 1 was restored",
@@ -176,7 +176,7 @@ def test_it_distinguishes_what_was_not_even_read_from_what_hit(cli: Cli) -> None
     assert cli.process("exec", "my/v1", "--", "true").code == 0
 
     result = cli("why", "my/v1")
-    assert "inductor: restored, but nothing of it was read" in result.err
+    assert "inductor: restored, but none of it was read" in result.err
     assert "everything hit" not in result.err
     assert cli("why", "my/v1", "--json").json["unused"] == ["inductor"]
     reading = f"{TICK} && find $TORCHINDUCTOR_CACHE_DIR -type f | xargs cat"
@@ -190,6 +190,6 @@ def test_it_reports_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat $TORCHINDUCTOR_CACHE_DIR/*/*").code == 0
 
     result = cli("why", "my/v1")
-    assert "torch keeps none of what it cannot cache, as with TORCHINDUCTOR_FREEZING=1" in result.err
+    assert "torch keeps none for what it cannot cache, as with TORCHINDUCTOR_FREEZING=1" in result.err
     assert "everything hit" not in result.err
     assert cli("why", "my/v1", "--json").json["bypassed"] is True

@@ -320,7 +320,7 @@ def test_a_store_that_goes_away_and_comes_back_is_reported_once_each(
     until(lambda: len(failures) > 3)
     assert not node.location.exists()
     assert len(told(caplog)) == 1
-    assert "is not published for now" in told(caplog)[0] and "has gone" in told(caplog)[0]
+    assert "is not published for now" in told(caplog)[0] and "is gone" in told(caplog)[0]
 
     node.location.with_name("away").rename(node.location)
     until(lambda: files(node) == 2)
@@ -334,7 +334,7 @@ def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, st
     live.publish(PATIENCE)
     node.tree.wrapper("two")
     node.location.rename(node.location.with_name("away"))
-    with pytest.raises(StoreUnavailable, match="has gone"):
+    with pytest.raises(StoreUnavailable, match="is gone"):
         live.publish(PATIENCE, is_last=True)
 
 

@@ -30,9 +30,9 @@ _PATH = click.Path(path_type=Path)
 
 @click.command("b10", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @click.argument("source", metavar="[FOLDER]", required=False, type=_PATH)
-@click.option("--key", metavar="KEY", help="What to publish it under; else what the integration uses for FOLDER.")
-@click.option("--vllm", is_flag=True, help="It is of a vLLM server: VLLM_CACHE_ROOT, not TORCHINDUCTOR_CACHE_DIR.")
-@click.option("--built-under", metavar="DIR", type=_PATH, help="Where that was; else what the variable says here.")
+@click.option("--key", metavar="KEY", help="The key to publish under; else what the integration uses for FOLDER.")
+@click.option("--vllm", is_flag=True, help="It is from a vLLM server: VLLM_CACHE_ROOT, not TORCHINDUCTOR_CACHE_DIR.")
+@click.option("--built-under", metavar="DIR", type=_PATH, help="Where FOLDER was; else what the variable says here.")
 @click.option("--store", metavar="DIR", help="The store; else KSTORE_ROOT, else the folder `kstore` in FOLDER.")
 @scope_options
 @layout_option
@@ -49,9 +49,9 @@ def command(
     """Publish what an archive of Baseten's b10-transfer holds.
 
     FOLDER, else B10FS_CACHE_DIR, holds archives that are named for a GPU and a CUDA version; the one for this worker's
-    is taken. Name a file instead to take that one: with --gpu and --environment, if it is another worker's.
+    is taken. Name a file instead to take that one, with --gpu and --environment if it is another worker's.
 
-    What is published already stays, and the archive stays too.
+    What is already published stays, and so does the archive.
     """
     from kstore.cli.imports.target import check_target
     from kstore.cli.sentences import committed, tell_trouble
@@ -82,7 +82,7 @@ def _find(source: Path) -> Path:
     from kstore.integrations.b10.archives import find_archives, own_archive
 
     if not source.exists():
-        raise KstoreError(f"there is no folder or file {source}; see whether it is mounted, or name another")
+        raise KstoreError(f"there is no folder or file {source}; check whether it is mounted, or name another")
     if source.is_file():
         return source
     if archive := own_archive(source):

@@ -41,9 +41,9 @@ _MEGACACHE = ".megacache"
 def command(invocation: Invocation, path: str, key: str | None) -> None:
     """Publish what a bundle holds, under its own key or as KEY.
 
-    Every byte of FILE is checked first. It is merged with what is published already, of which nothing is lost, and only
-    what the store lacks is uploaded: an import that was killed goes on where it was. --gpu and --environment choose one
-    of several. FILE is `-` for standard input.
+    Every byte of FILE is checked first. It is merged with what is already published; none of that is lost, and only
+    what the store lacks is uploaded: an import that was killed goes on where it stopped. --gpu and --environment choose
+    one of several. FILE is `-` for standard input.
     """
     from kstore.bundles.importing import import_bundle
 
@@ -66,7 +66,7 @@ def _recognising(path: str, key: str | None) -> Iterator[None]:
         if not path.endswith(_MEGACACHE):
             raise
         command = f"kstore import megacache {shlex.quote(path)} {key or 'KEY'}"
-        raise UsageError(f"{path} is no bundle; it has the name of a mega-cache, which `{command}` takes") from error
+        raise UsageError(f"{path} is not a bundle; it has the name of a mega-cache, which `{command}` takes") from error
 
 
 def _tell(output: Output, report: ImportReport) -> None:

@@ -39,7 +39,7 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
     """Import the zips that fal.toolkit keeps in FOLDER, by default /data/inductor-caches.
 
     Each becomes the key that it is named for, for this worker's GPU and software. Those of other GPUs are left to
-    a worker that has one. What is published already stays; a zip can be imported again.
+    a worker that has one. What is already published stays; a zip can be imported again.
     """
     from kstore.cli.imports.target import check_target
     from kstore.integrations.fal import old_gpu_type
@@ -47,7 +47,7 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
     output, store = invocation.output, invocation.store()
     check_target(store)
     if not folder.is_dir():
-        raise KstoreError(f"there is no folder {folder}; see whether it is mounted, or name another")
+        raise KstoreError(f"there is no folder {folder}; check whether it is mounted, or name another")
     zips, others = find_zips(folder, gpu_folder or old_gpu_type())
     names = sorted({path.relative_to(folder).parts[0] for path in others})
     if not zips:
@@ -95,7 +95,7 @@ def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
     if not output.json:
         output.summary(committed(store, report))
     if report.skipped:
-        output.say(f"{plural(len(report.skipped), 'file')} of {zip.path} left behind; -v names them")
+        output.say(f"{plural(len(report.skipped), 'file')} of {zip.path} left out; -v names them")
     for skipped in report.skipped:
         output.detail(f"left out {skipped.path}: {skipped.reason}")
     return report

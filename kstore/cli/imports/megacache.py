@@ -19,7 +19,7 @@ from kstore.words import files
 def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     """Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.
 
-    What is published already stays, and what FILE has for the same graphs is not needed then. FILE is `-` for
+    What is already published stays, and what FILE has for the same graphs is then not needed. FILE is `-` for
     standard input. Needs torch.
 
     A mega-cache is pickled data: whoever restores KEY runs the code of whoever wrote FILE. Nothing of it runs now.
@@ -45,4 +45,4 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     output.summary(committed(store, imported.committed))
     output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
     if imported.committed.declined:
-        output.say(f"{files(imported.committed.declined)} answer what others answer that are published, which stay")
+        output.say(f"{files(imported.committed.declined)} answer the same as published ones, which stay")

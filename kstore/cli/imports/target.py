@@ -24,4 +24,4 @@ def check_target(store: Store) -> None:
     """
     check_mode(store)
     if not store.knows_software:
-        raise UsageError("torch is not installed here: say with --gpu and --environment whose kernels they are")
+        raise UsageError("torch is not installed here: say with --gpu and --environment what the kernels are for")
