@@ -117,7 +117,7 @@ def _tell_restored(report: RestoreReport) -> None:
         log.info("kstore: nothing is published for %s on %s, %s", report.key, report.gpu, report.environment)
     if report.left_out and report.skipped:
         log.warning(
-            "kstore: %d of %d files of %s generation %d were left out, %s for one: %s",
+            "kstore: %d of %d files of %s generation %d were left out, for example %s: %s",
             report.left_out, report.files, report.key, report.generation, *report.skipped[0],
         )  # fmt: skip
 
@@ -181,7 +181,7 @@ def _tell_committed(report: CommitReport) -> None:
     if report.skipped:
         first = report.skipped[0]
         log.warning(
-            "kstore: a commit of %s has left out %d of what is in its cache root, %s for one: %s",
+            "kstore: a commit of %s left out %d of the items in its cache root, for example %s: %s",
             report.key, len(report.skipped), first.path, first.reason,
         )  # fmt: skip
 

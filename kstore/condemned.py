@@ -95,7 +95,7 @@ def close_fence(backend: Backend, name: str) -> None:
         return
     except (ValueError, TypeError, RecursionError) as error:
         take_down_fence(backend, name)
-        raise IntegrityError(f"the fence of {name} is damaged: {described(error)}; a new one is put up") from error
+        raise IntegrityError(f"the fence of {name} is damaged: {described(error)}; a new one is made") from error
     for path in named:
         backend.delete(path)
 
@@ -188,7 +188,7 @@ def _get(backend: Backend, name: str) -> bytes:
     except OSError as error:
         if isinstance(error, FileNotFoundError) or error.errno not in NO_FILE:
             raise
-        raise IntegrityError(f"{name} is damaged: it is no file ({error.strerror})") from error
+        raise IntegrityError(f"{name} is damaged: it is not a file ({error.strerror})") from error
 
 
 def load_list(name: str, data: bytes) -> list[Condemned]:
@@ -229,7 +229,7 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
             elif entry.digest in wanted():
                 doomed.blobs.add(entry.digest)
     except IntegrityError as error:
-        log.warning("all is uploaded again, for what gc is about to delete cannot be known: %s", error)
+        log.warning("everything is uploaded again, because what gc is about to delete cannot be known: %s", error)
         return Doomed(is_complete=False)
     return doomed
 

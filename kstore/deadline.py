@@ -30,7 +30,7 @@ _MORE = 10.0
 """Seconds for which a suspended wait goes on, at most."""
 _OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 """Signals that a thread gets for what it does itself, such as reading memory that is not there."""
-_ADVICE = "see whether it hangs, or allow it more: KSTORE_TIMEOUT, and after a signal the grace period"
+_ADVICE = "check whether it hangs, or allow it more time: KSTORE_TIMEOUT, and after a signal the grace period"
 
 
 class Abandoned(Exception):

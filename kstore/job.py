@@ -146,9 +146,9 @@ class synchronized(ContextDecorator):
         if isinstance(function, type):
             raise UsageError(f"{name} is a class; decorate the method that compiles, or its `__init__`")
         if isinstance(function, classmethod):
-            raise UsageError(f"{name} is a class method already; put `@classmethod` above `@kstore.synchronized(…)`")
+            raise UsageError(f"{name} is already a class method; put `@classmethod` above `@kstore.synchronized(…)`")
         if any(is_late(one) for is_late in _RUN_LATER for one in _called(function)):
-            raise UsageError(f"{name} does its work after it was called; use `with kstore.synchronized(…)` in it")
+            raise UsageError(f"{name} does its work after it has returned; use `with kstore.synchronized(…)` in it")
 
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:

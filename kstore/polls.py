@@ -20,7 +20,7 @@ def check_wait(seconds: float) -> float:
         UsageError: it is negative, or no number.
     """
     if not isinstance(seconds, int | float) or not 0 <= seconds < threading.TIMEOUT_MAX / 2:
-        raise UsageError(f"wait={seconds!r} is no number of seconds from 0")
+        raise UsageError(f"wait={seconds!r} is not a number of seconds from 0 on")
     return seconds
 
 

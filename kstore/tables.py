@@ -65,7 +65,7 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
                 file.seek(0)
                 return file.read()
     except (lmdb.Error, OSError) as error:
-        advice = "; see how much memory this process may take" if _errno(error) == errno.ENOMEM else ""
+        advice = "; check how much memory this process may take" if _errno(error) == errno.ENOMEM else ""
         raise KstoreError(f"cannot build a file of {size} bytes of rows in memory: {error}{advice}") from error
 
 
@@ -99,7 +99,7 @@ def _memory_file() -> Iterator[int]:
     try:
         fd = _create_memory_file()
     except OSError as error:
-        raise OSError(error.errno, f"there can be no file in memory (memfd_create): {error.strerror}") from error
+        raise OSError(error.errno, f"cannot make a file in memory (memfd_create): {error.strerror}") from error
     try:
         yield fd
     finally:

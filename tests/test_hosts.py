@@ -89,7 +89,7 @@ def test_what_is_for_other_hosts_is_reported_until_there_is_ones_own(
     other = Node(tmp_path, "other")
     assert other.restore().files == 1
     assert "left out: 1 file of generation 1" in caplog.text
-    assert "built for other hosts than this one" in caplog.text
+    assert "built for hosts other than this one" in caplog.text
 
     other.tree.put(path, shared_object() + b"b")
     other.commit()

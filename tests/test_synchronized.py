@@ -256,7 +256,7 @@ def test_a_class_is_refused_as_it_would_become_a_function(settings: dict[str, An
 
 
 def test_a_class_method_is_refused_as_it_cannot_be_called_yet(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="contents is a class method already; put `@classmethod` above"):
+    with pytest.raises(UsageError, match="contents is already a class method; put `@classmethod` above"):
         kstore.synchronized(KEY, **settings)(classmethod(contents))
 
 
@@ -328,7 +328,7 @@ def test_what_a_commit_leaves_out_is_a_warning(
         pass
     (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert line.startswith(
-        f"kstore: a commit of {KEY} has left out 1 of what is in its cache root, triton/HALF for one: "
+        f"kstore: a commit of {KEY} left out 1 of the items in its cache root, for example triton/HALF: "
     )
 
 

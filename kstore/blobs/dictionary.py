@@ -37,7 +37,7 @@ def dictionary(number: int) -> zstandard.ZstdCompressionDict | None:
     try:
         found = zstandard.ZstdCompressionDict(zstandard.decompress(read_packaged(__package__, file)))
     except (OSError, zstandard.ZstdError) as error:
-        raise PackageMissing(f"{file} cannot be read, install kstore again: {error}") from error
+        raise PackageMissing(f"{file} cannot be read, reinstall kstore: {error}") from error
     if found.dict_id() != number:
-        raise PackageMissing(f"{file} is damaged: install kstore again")
+        raise PackageMissing(f"{file} is damaged: reinstall kstore")
     return found

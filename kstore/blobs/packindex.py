@@ -128,7 +128,7 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
         IntegrityError: it is damaged, or contradicts itself.
     """
     if len(body) != footer.body_size or digest_of(body) != footer.digest:
-        raise IntegrityError("the index of a pack is not what its footer says")
+        raise IntegrityError("the index of a pack does not match its footer")
     split = NONCE_SIZE + footer.blobs * DIGEST_SIZE
     expected = footer.frames * _FRAME.size + footer.blobs * 8
     if footer.columns != expected or footer.frames > footer.blobs:
@@ -163,4 +163,4 @@ def _check(index: PackIndex) -> None:
             raise IntegrityError(f"frame {number} of a pack declares {frame.size} bytes")
         first += frame.blobs
     if first != len(index.digests):
-        raise IntegrityError("the index of a pack counts its blobs wrong")
+        raise IntegrityError("the index of a pack has a wrong number of blobs")

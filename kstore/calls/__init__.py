@@ -20,7 +20,7 @@ try:
     from kstore.calls import native as _calls
 
     if getattr(_calls, "FORM", 0) != _FORM:
-        raise ImportError("it was compiled from other source than this")
+        raise ImportError("it was compiled from different source")
 except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 

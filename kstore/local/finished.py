@@ -47,7 +47,7 @@ def check_whole_object(data: bytes) -> None:
         Unfinished: `data` is not an ELF file with all of its sections.
     """
     if not data.startswith(_ELF):
-        raise Unfinished("it is no object file")
+        raise Unfinished("it is not an object file")
     if len(data) >= 64 and data[4] == _ELF64:
         (table,) = _SECTION_TABLE.unpack_from(data, 0x28)
         entry_size, entries = _SECTION_COUNTS.unpack_from(data, 0x3A)

@@ -62,7 +62,7 @@ class Skipped(NamedTuple):
 def left_out(path: str, error: Exception) -> Skipped:
     """An artifact, or a folder, that was left out for an error."""
     if isinstance(error, FileNotFoundError):
-        return Skipped(path, "it has gone")
+        return Skipped(path, "it is gone")
     if isinstance(error, MemoryError):
         return Skipped(path, "it does not fit in memory")
     return Skipped(path, f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error))

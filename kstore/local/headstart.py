@@ -159,7 +159,7 @@ class HeadStart:
         try:
             return None if find_elsewhere(self._root, self._root.folders) else Begun(self._state, folder)
         except (OSError, CacheRootError) as error:
-            log.debug("nothing of a restore is begun early: %s", error)
+            log.debug("no part of a restore is begun early: %s", error)
             return None
 
     def begun_with(self, snapshot: Snapshot) -> Begun | None:

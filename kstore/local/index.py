@@ -127,7 +127,7 @@ def _encoded(names: Iterator[str]) -> Iterator[bytes]:
 def _sections(data: bytes) -> list[memoryview]:
     start = len(_MAGIC) + _COUNTS.size
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise ValueError("it is none, or one of another kstore")
+        raise ValueError("it is not an index, or is from another kstore")
     files, folders = _COUNTS.unpack_from(data, len(_MAGIC))
     columns = files * ENTRY_SIZE, files * _STATUS.size, folders * _FOLDER.size
     ends = [*accumulate(columns, initial=start), len(data)]

@@ -57,7 +57,7 @@ def with_inputs(data: bytes, path: str, folder: str) -> bytes:
         try:
             is_newer = os.stat(found).st_mtime_ns > since
         except OSError as error:
-            raise ValueError(f"{found}, which it was built from, is not there any more") from error
+            raise ValueError(f"{found}, which it was built from, is gone") from error
         if is_newer:
             raise ValueError(f"{found} is newer than what was built from it")
     return data + _MARK + json.dumps({"digest": _digest(paths), "paths": paths}).encode()
@@ -75,7 +75,7 @@ def for_inputs_here(stored: bytes, folder: str, coming: Coming) -> bytes:
         content = json.loads(known)
         if _digest(map(str, content["paths"]), _coming_to(folder, coming)) == content["digest"]:
             return data
-    log.info("%s: built from other sources or headers than there are here, so ninja builds a module anew", folder)
+    log.info("%s: built from sources or headers that differ from those here, so ninja rebuilds a module", folder)
     return b""
 
 

@@ -144,8 +144,8 @@ def _shared_folder(folder: Path) -> Path:
             path.chmod(0o1777)
         if not _is_trusted(path):
             raise CacheRootError(
-                f"{path} belongs to another user, who could replace what this user loads, or is no folder; "
-                "set KSTORE_CACHE_ROOT to a folder of your own"
+                f"{path} belongs to another user, who could replace what this user loads, or is not a "
+                "folder; set KSTORE_CACHE_ROOT to a folder of your own"
             )
     return folder
 

@@ -147,7 +147,7 @@ class StateFolder(LockedFolder):
         except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno not in NO_FILE:
                 raise CacheRootError(
-                    f"{self._folder} cannot be read: {error.strerror}; see its owner, and what ails its disk"
+                    f"{self._folder} cannot be read: {error.strerror}; check its owner, and the disk for errors"
                 ) from error
             log.warning("what %s grew from cannot be read (%s); it is merged as new", self._folder, described(error))
         # A moved root holds the paths of another; a power failure empties files in folders whose times stand.

@@ -34,7 +34,7 @@ def put_right(worker: Worker, found: Scan) -> None:
             if component in stages:
                 _rewrite(worker, found, path, f"{stages[component]}/displaced")
     worker.state.own_until = after_own_changes()
-    log.info("%d files of %s, which was moved or copied, say again where they are", len(displaced), worker.root.path)
+    log.info("%d files of %s, which was moved or copied, now say where they are", len(displaced), worker.root.path)
 
 
 def _rewrite(worker: Worker, found: Scan, path: str, staged: str) -> None:

@@ -171,7 +171,7 @@ class Repair:
         settled = blobs.digests_in(copied) | self._lost.keys()
         lost = {digest: size for digest, size in wanted.items() if digest not in settled}
         if lost and troubles:
-            raise StoreUnavailable(f"{len(lost)} of its blobs may be where just now nothing can be read: {troubles[0]}")
+            raise StoreUnavailable(f"{len(lost)} of its blobs may be where nothing can be read now: {troubles[0]}")
         self._give_up(lost)
         return copied
 

@@ -82,7 +82,7 @@ class Restoration:
         try:
             self._remember(merged, placed)
         except (KstoreError, OSError) as error:
-            log.warning("what was restored is in its place, but is not remembered, and will be read again: %s", error)
+            log.warning("what was restored is in place, but cannot be remembered, and will be read again: %s", error)
         return self._report(status, wanted, placer, placed)
 
     def _look(self) -> None:
@@ -116,7 +116,7 @@ class Restoration:
         others = {path for path in chain.from_iterable(hosts) if path not in published}
         if others:
             what = f"{files(len(others))} of generation {self._ref.generation} of {self._ref.scope}"
-            log.warning("left out: %s, built for other hosts than this one", what)
+            log.warning("left out: %s, built for hosts other than this one", what)
 
     def _nearest(self, wanted: Files) -> Set[str] | None:
         """The nearest folders of what is wanted, if that is all that the manifest has, and nothing for this host takes
@@ -175,7 +175,7 @@ class Restoration:
             paths = self._files.keys() | found.keys()
             check_paths(folders_of(paths), paths)
         except IntegrityError as error:
-            log.warning("nothing is taken from below instead of what is missing: %s", error)
+            log.warning("missing files are not replaced by those of the stores below: %s", error)
             found = {}
         self._files |= found
         away = {path: entry for path, entry in away.items() if path not in found}

@@ -104,7 +104,7 @@ def _choose_or_doubt(worker: Worker, request: Request) -> Choice:
     except IntegrityError as error:
         storage = worker.storage
         if storage.was_found and not storage.trouble and not storage.is_there():
-            raise StoreUnavailable(f"the store at {storage.location} has gone meanwhile") from error
+            raise StoreUnavailable(f"the store at {storage.location} is gone") from error
         worker.state.doubt_base()
         raise
 

@@ -36,7 +36,7 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
         return
     if other is None or other == scope or other.key == request.seed:
         return
-    _warn_of_kernels(worker, other, "is used for {} now: a commit publishes all of them under it")
+    _warn_of_kernels(worker, other, "is now used for {}: a commit publishes all of them under it")
 
 
 def _places(worker: Worker) -> dict[str, str]:
@@ -61,7 +61,7 @@ def _warn_of_grown(worker: Worker, base: Base | None) -> None:
     """Warn that these were another key's kernels, unless a restore for this key has already said so."""
     scope, other = worker.scope, base.snapshot.ref.scope if base else None
     if other and other != scope and worker.state.last_restore.scope() != scope.path:
-        _warn_of_kernels(worker, other, "all of them are published under {} now")
+        _warn_of_kernels(worker, other, "all of them are now published under {}")
 
 
 def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
@@ -99,8 +99,8 @@ def _holds_files(folder: str) -> bool:
 def _tell_moved(variable: str, ours: str, folder: str) -> None:
     """Once per process."""
     log.warning(
-        "%s leads to %s since kstore had set it: what compilers had written to %s, or kstore had restored there, is "
-        "neither used nor committed; set it before the restore, or not at all",
+        "%s was changed to %s after kstore had set it: what compilers had written to %s, or kstore had restored there, "
+        "is neither used nor committed; set it before the restore, or not at all",
         variable, folder, ours,
     )  # fmt: skip
 

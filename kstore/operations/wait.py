@@ -206,7 +206,7 @@ class _Wait:
         elif not isinstance(error, StagingLost):
             self._may_lead, self._cannot_lead = False, True
             log.warning(
-                "the lease of %s cannot be written to the store at %s (%s): only who has it now is waited for",
+                "the lease of %s cannot be written to the store at %s (%s): kstore waits only for whoever holds it now",
                 self._worker.scope.key, self._worker.storage.location, error.strerror or error,
             )  # fmt: skip
 

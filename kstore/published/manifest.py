@@ -234,14 +234,14 @@ def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> File
     while some := list(islice(rows, _ROWS)):
         paths, records = zip(*some, strict=True)
         if not {_RECORD.size}.issuperset(map(len, records)):
-            raise ValueError("a record has another size")
+            raise ValueError("a record has the wrong size")
         names, joined = [*map(bytes.decode, paths, *map(repeat, _CODING))], b"".join(records)
         if note:
             note(names, joined)
         before = len(files)
         files.update(zip(names, _unpack_some(joined, numbers), strict=True))
         if len(files) < before + len(names):
-            raise ValueError("a path is there twice")
+            raise ValueError("a path occurs twice")
     return files
 
 

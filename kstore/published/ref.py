@@ -258,14 +258,14 @@ def _load_time(value: Any) -> float:
 def _size(value: Any) -> int:
     size = int(value)
     if not 0 <= size <= _LARGEST:
-        raise ValueError(f"{size} is no size")
+        raise ValueError(f"{size} is not a size")
     return size
 
 
 def _digest(text: str) -> bytes:
     digest = bytes.fromhex(text)
     if len(digest) != DIGEST_SIZE:
-        raise ValueError(f"{text!r} is no digest")
+        raise ValueError(f"{text!r} is not a digest")
     return digest
 
 

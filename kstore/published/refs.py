@@ -80,7 +80,7 @@ class Refs:
         except OSError as error:
             if error.errno not in NO_FILE | CORRUPT:
                 raise
-            ail = "is corrupt on its filesystem" if error.errno in CORRUPT else "is no file"
+            ail = "is corrupt on its filesystem" if error.errno in CORRUPT else "is not a file"
             what = f"generation {generation} of {scope} {ail} ({error.strerror})"
             raise IntegrityError(f"{what}: it is damaged; see `kstore verify {scope.key}`") from error
 
@@ -100,7 +100,7 @@ class Refs:
                 return None
             with suppress(MissError):  # it was superseded, and gc removed it, since it was listed
                 return self.get(scope, generations[-1])
-        raise MissError(f"{scope} lists a generation {generations[-1]} that is not there")
+        raise MissError(f"{scope} lists a generation {generations[-1]} that does not exist")
 
     def exists(self, ref: Ref) -> bool:
         """Whether a generation with its number is still published."""

@@ -181,19 +181,19 @@ def _sample(content: Mapping[str, Any]) -> Sample:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{value!r} is no number of seconds")
+        raise ValueError(f"{value!r} is not a number of seconds")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError(f"{value!r:.40} is no short text")
+        raise ValueError(f"{value!r:.40} is not a short text")
     return value
 
 

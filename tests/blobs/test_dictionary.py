@@ -105,7 +105,7 @@ def test_a_dictionary_that_is_not_as_it_was_installed_is_not_damage_of_a_store(
     elif damage == "is another one":
         file.write_bytes(zstandard.compress(content(NEWEST)[1:]))
     monkeypatch.setattr("kstore.blobs.dictionary.read_packaged", lambda _, name: (tmp_path / name).read_bytes())
-    with pytest.raises(PackageMissing, match=r"6b730001.zst .*install kstore again"):
+    with pytest.raises(PackageMissing, match=r"6b730001.zst .*reinstall kstore"):
         dictionary.__wrapped__(NEWEST)
 
 

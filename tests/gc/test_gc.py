@@ -1126,7 +1126,7 @@ def test_a_fence_that_makes_no_sense_is_taken_down(node: Node, text: str) -> Non
     grow(node, "one")
     backend = node.store.storage.backend
     backend.put("gc/fences/list", text.encode())
-    with pytest.raises(IntegrityError, match="a new one is put up"):
+    with pytest.raises(IntegrityError, match="a new one is made"):
         condemned.close_fence(backend, "gc/condemned/list")
     assert condemned.fences(backend) == []
 

@@ -309,7 +309,7 @@ def test_what_was_built_of_a_source_that_is_gone_waits(tmp_path: Path, release: 
     release.source.unlink()
     report = node.commit()
     assert report.new_files == 0
-    assert any("is not there any more" in skipped.reason for skipped in report.skipped)
+    assert any("is gone" in skipped.reason for skipped in report.skipped)
 
 
 def test_a_source_that_was_renamed_is_not_missed(tmp_path: Path, release: Release) -> None:

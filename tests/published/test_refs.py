@@ -208,7 +208,7 @@ def test_a_link_that_leads_to_itself_hides_no_other(backend: PosixBackend, refs:
         path.symlink_to(path.name)
     assert refs.generations(SCOPE) == [1, 2]
     assert refs.get(SCOPE, 1) == REF
-    with pytest.raises(IntegrityError, match=r"generation 2 of model/v1 .* is no file"):
+    with pytest.raises(IntegrityError, match=r"generation 2 of model/v1 .* is not a file"):
         refs.newest(SCOPE)
     assert list(refs.scopes()) == [SCOPE]
 
