@@ -199,7 +199,7 @@ def load_list(name: str, data: bytes) -> list[Condemned]:
     """
     start = len(_MAGIC) + DIGEST_SIZE
     if data[:start] != _MAGIC + digest_of(data[start:]) or (len(data) - start) % _RECORD.size:
-        raise IntegrityError(f"{name} is damaged; the next gc condemns anew what was on it")
+        raise IntegrityError(f"{name} is damaged; the next gc condemns what was on it again")
     return [Condemned(*record) for record in _RECORD.iter_unpack(data[start:])]
 
 

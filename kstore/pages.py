@@ -39,7 +39,7 @@ def check_pages(data: bytes) -> None:
     try:
         _File(data).check()
     except (struct.error, _Astray) as error:
-        raise IntegrityError(f"a table file of {len(data)} bytes is cut short or is no LMDB file: {error}") from None
+        raise IntegrityError(f"a table file of {len(data)} bytes is cut short or not an LMDB file: {error}") from None
 
 
 class _Astray(Exception):

@@ -309,7 +309,7 @@ def _read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
                 return data, after
     finally:
         os.close(fd)
-    raise BlockingIOError(errno.EAGAIN, "it is no file of that size, or it is changing", path)
+    raise BlockingIOError(errno.EAGAIN, "it is not a file of that size, or it is changing", path)
 
 
 def _open_first(files: Sequence[NewFile], descriptors: list[int]) -> int:

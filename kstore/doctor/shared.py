@@ -141,8 +141,8 @@ def _publishing(folder: str, prefix: str) -> Check | None:
         return None
     return warning(
         "writing",
-        f"{folder} is on {kind}, which has no hard links: each mount looks for itself whether a name is free, "
-        "so it may be for two hosts at once, and one replaces what the other has just published",
+        f"{folder} is on {kind}, which has no hard links: each mount checks for itself whether a name is free, "
+        "so two hosts may find it free at once, and one replaces what the other has just published",
         "let the workers of one host commit and set KSTORE_MODE=read on all others, or put the store on a filesystem "
         "with hard links",
     )

@@ -118,7 +118,7 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
         if error.errno in _OF_CONTENTS:
             raise ArchiveError(f"{archive} cannot be unpacked: {error}") from error
         raise FileError(
-            f"{archive} cannot be unpacked: {error}; see whether it can be read, or set TMPDIR to a folder with room"
+            f"{archive} cannot be unpacked: {error}; check whether it can be read, or set TMPDIR to a folder with room"
         ) from error
     except ArchiveError as error:
         raise ArchiveError(f"{archive} is refused: {error}") from None

@@ -84,7 +84,7 @@ class LockedFolder:
                 if is_done():
                     return False
                 if time.monotonic() >= until:
-                    held = f"has held it for {timeout:.0f} s; see whether it hangs" if timeout else "holds it now"
+                    held = f"has held it for {timeout:.0f} s; check whether it hangs" if timeout else "holds it now"
                     raise WaitTimeout(f"{self._lock.lock_file} is locked: another process {held}")
         return True
 

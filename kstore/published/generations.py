@@ -139,7 +139,7 @@ def roll_back(storage: Storage, scope: Scope, generation: int | None) -> Ref:
     assert published
     if lost := 0 if ref.depth else _lost_files(storage, published):
         what = f"of generation {published.generation} of {scope}, {plural(lost, 'file')} of {published.files}"
-        log.warning("%s cannot be restored, nor the groups that they are in: the store has lost them", what)
+        log.warning("%s cannot be restored, nor can the groups that they are in: the store has lost them", what)
     return published
 
 

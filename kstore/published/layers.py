@@ -145,7 +145,7 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
     except (KstoreError, OSError) as error:
         if not storage.below.there:
             raise
-        late = f"the store at {storage.location} has not answered for {storage.patience:g} s; see whether it hangs"
+        late = f"the store at {storage.location} has not answered for {storage.patience:g} s; check whether it hangs"
         storage.trouble = late if isinstance(error, WaitTimeout) else str(error)
         log.warning("only the stores below are read: %s", storage.trouble)
         return nothing

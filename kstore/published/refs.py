@@ -213,7 +213,7 @@ class Refs:
 def outraced(scope: Scope) -> StoreUnavailable:
     """The error of a writer that has lost `MAX_RACES` times."""
     return StoreUnavailable(
-        f"{MAX_RACES} attempts to publish {scope} each found the generation taken; see whether its refs can be listed"
+        f"{MAX_RACES} attempts to publish {scope} each found the generation taken; check whether its refs can be listed"
     )
 
 

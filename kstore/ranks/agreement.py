@@ -90,7 +90,7 @@ class Agreement:
         self._vote = secrets.token_hex(8)
         self._offer = Offer("", uniform, {})
         self._refused: set[str] = set()
-        self._why_not_alone = f"another process is rank {rank} as well"
+        self._why_not_alone = f"another process is also rank {rank}"
 
     def offer(self, choice: Mapping[str, Any]) -> Offer:
         """Rank 0: say what to restore."""

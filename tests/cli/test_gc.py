@@ -46,7 +46,7 @@ def test_it_says_what_makes_up_for_a_damaged_list(cli: Cli) -> None:
     result = cli("gc")
 
     assert result.code == 4
-    assert "is damaged; the next gc condemns anew what was on it" in result.err
+    assert "is damaged; the next gc condemns what was on it again" in result.err
     assert "--repair" not in result.err
     assert cli("gc").code == 0
 

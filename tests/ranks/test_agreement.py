@@ -210,7 +210,7 @@ def test_one_of_two_processes_that_claim_to_be_rank_0_gives_way_and_the_others_r
     first, second, follower = rank_of(board, 0, size=2), rank_of(board, 0, size=2), rank_of(board, 1, size=2)
     first.offer(CHOICE)
     second.offer(CHOICE)
-    assert first.vote() == Verdict(False, "another process is rank 0 as well")
+    assert first.vote() == Verdict(False, "another process is also rank 0")
     answers = at_once([second.vote, lambda: take_part(follower)[1]])
     assert answers == [GO, GO]
 

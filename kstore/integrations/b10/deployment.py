@@ -152,7 +152,7 @@ class Deployment:
         """Make the folder in the volume; without a volume, what is saved would vanish with the container."""
         top = self.variables.volume.parents[-2]
         if not top.is_dir():
-            raise StoreUnavailable(f"there is no volume at {top}; see whether it is mounted")
+            raise StoreUnavailable(f"there is no volume at {top}; check whether it is mounted")
         self.variables.volume.mkdir(parents=True, exist_ok=True)
 
     @property

@@ -21,7 +21,7 @@ def transfer_file(source: str, dest: str) -> OperationStatus:
     """
     variables, origin, target = Variables(os.environ), Path(source), Path(dest)
     if not origin.is_file():
-        raise CacheError(f"{source} is no file")
+        raise CacheError(f"{source} is not a file")
     if target.is_dir():
         target = target / origin.name
     target.parent.mkdir(parents=True, exist_ok=True)
