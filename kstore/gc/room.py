@@ -76,13 +76,14 @@ def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
     where, later = storage.location, f"{report.grace:.0f} s"
     if report.waiting.files:
         what = (
-            f"a gc that runs {later} after that deletes what was condemned before; run it again then, make room, or "
-            "add --offline if no worker uses the store now"
+            f"what was condemned before is deleted by a gc that runs {later} after that; run it again then, make room, "
+            "or add --offline if no worker uses the store now"
         )
     else:
         what = (
-            f"gc first notes what it is to delete, and deletes it {later} later: make room for the notes, a megabyte or "
-            f"less ({where}/stats may be removed: `kstore stats` then starts over), run gc, and again {later} after that"
+            f"gc first notes what it is to delete, and deletes it {later} later: make room for the notes, a megabyte "
+            f"or less ({where}/stats may be removed: `kstore stats` then starts over), run gc, and once more {later} "
+            "after that"
         )
     return StoreUnavailable(f"cannot collect garbage in the store at {where}: {room.lacking}; {what}")
 
