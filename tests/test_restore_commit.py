@@ -1404,7 +1404,7 @@ def test_a_root_with_the_kernels_of_another_key_is_a_warning(first: Node, caplog
     first.commit()
     assert first.restore(OTHER).status is RestoreStatus.MISS
     (line,) = warnings(caplog)
-    assert f"has the kernels of {KEY}, and is used for {OTHER} now" in line
+    assert f"has the kernels of {KEY}, and is now used for {OTHER}" in line
     assert first.commit(OTHER).status is CommitStatus.COMMITTED
     first.restore(OTHER)
     assert warnings(caplog) == [line]
@@ -1418,7 +1418,7 @@ def test_a_root_with_the_kernels_of_another_environment_is_a_warning(
     node.commit()
     Node(tmp_path, environment="newer").restore()
     (line,) = warnings(caplog)
-    assert f"has the kernels of {node.store.scope(KEY)}, and is used for " in line
+    assert f"has the kernels of {node.store.scope(KEY)}, and is now used for " in line
     assert "give each GPU and environment a cache root of its own" in line
 
 
@@ -1431,7 +1431,7 @@ def test_a_commit_of_a_root_with_the_kernels_of_another_key_is_a_warning(
     assert warnings(caplog) == []
     assert first.commit(OTHER).status is CommitStatus.COMMITTED
     (line,) = warnings(caplog)
-    assert f"has the kernels of {KEY}, and all of them are published under {OTHER} now" in line
+    assert f"has the kernels of {KEY}, and all of them are now published under {OTHER}" in line
     assert "give each key a cache root of its own" in line
     first.tree.wrapper("more")
     assert first.commit(OTHER).status is CommitStatus.COMMITTED

@@ -36,7 +36,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Unfinished, match="no regular file"):
+    with pytest.raises(Unfinished, match="not a regular file"):
         read_finished(str(tmp_path / "pipe"))
 
 
