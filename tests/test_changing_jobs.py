@@ -250,7 +250,7 @@ def test_a_job_that_leads_a_compiler_elsewhere_after_the_restore_is_told_what_st
     assert block.committed.new_files == 1
     told = [text for text in caplog.messages if "after kstore had set it" in text]
     assert len(told) == 1
-    assert f"TORCHINDUCTOR_CACHE_DIR leads to {tmp_path / 'elsewhere'} " in told[0] and before in told[0]
+    assert f"TORCHINDUCTOR_CACHE_DIR was changed to {tmp_path / 'elsewhere'} " in told[0] and before in told[0]
 
 
 def test_nobody_is_told_of_a_folder_that_a_compiler_is_led_to_for_a_while(

@@ -211,7 +211,7 @@ def test_text_that_is_not_a_time_is_reported(deployment: Deployment, seconds: st
 def test_text_that_is_not_an_address_is_reported(deployment: Deployment, url: str) -> None:
     process = deployment.command(B10_TRANSFER_VLLM_URL=url)
 
-    assert f"B10_TRANSFER_VLLM_URL: {url!r} is no URL" in process.communicate(timeout=60)[1]
+    assert f"B10_TRANSFER_VLLM_URL: {url!r} is not a URL" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
 
 

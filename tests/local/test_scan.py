@@ -104,7 +104,7 @@ def test_a_kernel_that_lacks_a_listed_file_is_left_out(tree: Tree) -> None:
     leave_out(tree, kernel, "k.cubin")
     found = tree.scan()
     assert found.files == {}
-    assert "k.cubin, which is not there" in found.skipped[0].reason
+    assert "k.cubin, which does not exist" in found.skipped[0].reason
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"child_paths": {"a/b": "/x"}}', b'{"child_paths": 5}'])
