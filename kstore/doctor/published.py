@@ -122,7 +122,7 @@ def _way_back(store: Store, key: str) -> str:
     back = again(store, "rollback", key, names=SCOPE)
     return (
         f"`{back}` undoes that until gc has run; to fill it again, {clean} on each worker that has the files, and "
-        "their folders that variables name, then compile and commit; or take another key"
+        "remove the folders with them that variables name, then compile and commit; or take another key"
     )
 
 
