@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -63,7 +63,7 @@ class Begun:
         """Those that are being made, as artifact paths."""
         self.making: list[Future[None]] = []
         """Each is done when some of them exist."""
-        self.linking = deque[Future[Placed]]()
+        self.linking: list[Future[Placed]] = []
         """The results of linking."""
         self.stage = self._stack.enter_context(state.staging())
         """The staging folder."""
@@ -78,7 +78,7 @@ class Begun:
         """Give it up, and free its memory: a snapshot that lives on may still refer to this."""
         self._is_dropped = True
         self._stack.close()
-        self.folders, self.making, self.linking = set(), [], deque()
+        self.folders, self.making, self.linking = set(), [], []
 
     def see(self, paths: Sequence[str], records: bytes, nearest: Set[str]) -> None:
         """Make the folders of these rows of its manifest, and link their blobs."""

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -82,7 +81,7 @@ class Staging:
         """As artifact paths, each after those above it."""
         self._staged_folders = [self.staged(folder) for folder in self._folders]
         """Where they are being built, in the same order."""
-        self._linking = begun.linking if begun else deque[Future[Placed]]()
+        self._linking: Sequence[Future[Placed]] = begun.linking if begun else ()
         """What is being linked already."""
         self._making: Sequence[Future[None]] = begun.making if begun else ()
         """Done when the folders exist that somebody has begun to make."""
@@ -142,7 +141,7 @@ class Staging:
         placed: Placed,
         pool: Pool,
         progress: Progress,
-        begun: deque[Future[Placed]] | None = None,
+        begun: Sequence[Future[Placed]] = (),
     ) -> None:
         """Link what is loose, and meanwhile copy the rest in the order in which the store has it.
 
@@ -152,17 +151,17 @@ class Staging:
         if not wanted:
             return
         blobs = source.blobs
-        if begun is not None:
+        if begun:
             others, linking = _unlinked(wanted), begun
         else:
             others, linking = self._start_links(wanted, source, packs, placed, pool)
         paths = PathsOf(others, placed.paths)
         parts = blobs.parts(paths.sizes(), packs)
         copying = self._copy_pack(paths, parts, pool) if len(packs) == 1 else self._copy(paths, parts, pool)
-        for part in chain(copying, _results(linking)):
+        for part in chain(copying, (part.result() for part in linking)):
             placed.add(part)
             progress.done = len(placed.paths)
-        if begun is not None or placed.paths.issuperset(wanted):
+        if begun or placed.paths.issuperset(wanted):
             return
         # What cannot be linked, is damaged, or is not where the ref says.
         left = PathsOf(wanted, placed.paths)
@@ -172,7 +171,7 @@ class Staging:
 
     def _start_links(
         self, among: Files, source: Source, packs: Sequence[str], placed: Placed, pool: Pool
-    ) -> tuple[Files, deque[Future[Placed]]]:
+    ) -> tuple[Files, Sequence[Future[Placed]]]:
         """Link what is loose; returns the other files, and the threads' work on the links. What is done at once goes
         into `placed`.
         """
@@ -180,14 +179,14 @@ class Staging:
         loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
         folder = source.blobs.loose.folder
         if not loose or folder is None:
-            return among, deque()
+            return among, []
         others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
         # The first one finds out which way works.
         placed.add(self._link(source.linker, folder, loose[:1]))
         if source.linker.mode is LinkMode.COPY:
-            return among, deque()
+            return among, []
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
-        return others, deque(submit(pool, self._link, source.linker, folder, paths) for paths in some)
+        return others, [submit(pool, self._link, source.linker, folder, paths) for paths in some]
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
         """Drop every group with a missing file, and every list of files one of which is missing."""
@@ -259,12 +258,6 @@ class Staging:
         contents = paths.of(blobs)
         self._wait()
         return self._writer.write(*contents)
-
-
-def _results(futures: deque[Future[Placed]]) -> Iterator[Placed]:
-    """What each returns. None is held any longer then: together they name all files once more."""
-    while futures:
-        yield futures.popleft().result()
 
 
 def _unlinked(files: Files) -> Files:
