@@ -89,10 +89,11 @@ class LiveCommits:
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
         self._is_unsure = False
         """Whether a file may have been written in place while a checkpoint was made, which nobody has seen."""
-        self._may_be_awaited = not (is_told or only_asked)
-        """Whether others may still wait until nothing changes any more."""
-        self._published_at = 0.0
-        """When something was last published, by `time.monotonic`."""
+        self._is_told = is_told or only_asked
+        self._there_at = math.inf
+        """When something that others may wait for more of was last published, or first found to be, by
+        `time.monotonic`; infinite if they no longer wait.
+        """
         self._is_held_up = False
         self._is_closed = False
         self._is_over = False
@@ -198,7 +199,7 @@ class LiveCommits:
                 self._round(plan.step)
                 continue
             if plan is None and self._done_at <= now:
-                self._may_be_awaited = False
+                self._there_at = math.inf
                 self.store.release(self._key)
             request = self._next(self._patience(plan, now))
             if request and request.publishes:
@@ -254,9 +255,7 @@ class LiveCommits:
     @property
     def _done_at(self) -> float:
         """When the others that wait for this worker are to go on, if nothing changes until then."""
-        if not (self._may_be_awaited and self.checkpoints):
-            return math.inf
-        return max(self._lookout.seen.last, self._published_at) + _DONE_AFTER
+        return max(self._lookout.seen.last, self._there_at) + _DONE_AFTER
 
     @property
     def _rest(self) -> float:
@@ -299,9 +298,12 @@ class LiveCommits:
     def _commit(self, request: _Request) -> CommitReport:
         releases = request.is_last or request.releases
         report = self.store.commit(self._key) if releases else self.store.checkpoint(self._key)
-        if report.status is CommitStatus.COMMITTED:
+        is_news = report.status is CommitStatus.COMMITTED
+        if is_news:
             self.checkpoints.append(report)
-            self._published_at = time.monotonic()
+        # A worker that starts again may find all that it needs, and never publish.
+        if (is_news or (report.files and not self._last)) and not self._is_told:
+            self._there_at = time.monotonic()
         return summed(self.checkpoints, report) if request.is_last else report
 
     def _worked(self) -> None:

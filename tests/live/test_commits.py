@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -134,6 +135,35 @@ def test_others_wait_for_it_until_nothing_changes_any_more(
     node.tree.wrapper("two")
     until(lambda: len(live.checkpoints) == 2)
     assert not node.newest().lease
+
+
+def test_others_do_not_wait_for_one_that_started_again_and_has_nothing_to_publish(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "_DONE_AFTER", SOON)
+    assert node.restore(wait=PATIENCE).leads
+    node.tree.wrapper("one")
+    assert node.store.checkpoint(KEY).status is CommitStatus.COMMITTED
+    assert node.restore(wait=PATIENCE).leads  # as after a kill
+    live = start()
+    until(lambda: not leads(node))
+    assert not live.checkpoints
+
+
+def test_others_wait_for_one_that_has_found_nothing_yet(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that was forgotten has a generation, and nothing in it."""
+    node.tree.wrapper("one")
+    node.commit()
+    node.store.forget(KEY)
+    shutil.rmtree(node.tree.root)
+    monkeypatch.setattr(commits, "_DONE_AFTER", 0.0)
+    assert node.restore(wait=PATIENCE).leads
+    live = start()
+    until(lambda: watching(live) and live._last and not live._is_unsure)
+    assert live._last and live._last.generation == 2
+    assert leads(node)
 
 
 def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
