@@ -74,13 +74,15 @@ class Lease:
         newest = self.newest()
         return (not newest or newest.is_released or abs(self.age(newest)) > newest.ttl) and self.take(newest)
 
-    def age(self, claim: Claim) -> float:
-        """Seconds since it was made, by the store's own clock: asking that is a write."""
+    def age(self, claim: Claim, now: int | None = None) -> float:
+        """Seconds since it was made, at `now` in nanoseconds; by default by the store's own clock, and asking that is a
+        write.
+        """
         try:
             made = self._backend.stat(self._name(claim.number)).mtime_ns
         except FileNotFoundError:  # it was renewed just now
             return 0.0
-        return (self._storage.clock() - made) / _SECOND
+        return ((self._storage.clock() if now is None else now) - made) / _SECOND
 
     def take(self, after: Claim | None) -> bool:
         """Take it over from `after`, the newest claim as last seen. Of many that try, one succeeds."""

@@ -96,7 +96,7 @@ class _Wait:
             for number, _ in enumerate(polls(seconds, self._worker.waiting)):
                 is_free = self._is_free(is_new=number == 0)
                 self._look()
-                if self._is_there and (is_free or not self._holds(self._more_under)):
+                if self._is_done(is_free=is_free):
                     break
                 leads = self._may_lead and (self._is_ours() or (is_free and self._take()))
                 if leads or (is_free and self._cannot_lead):
@@ -123,12 +123,26 @@ class _Wait:
         return age > claim.ttl
 
     def _age(self, claim: Claim) -> float:
-        if not self._may_lead or self._is_ours():
+        if self._is_there:
+            return self._age_beside_hit(claim)
+        if not self._may_lead or self._is_of_root():
             return 0.0
         try:
             return self._lease.age(claim)
         except OSError as error:
             self._check_trouble(error)
+            return 0.0
+
+    def _age_beside_hit(self, claim: Claim) -> float:
+        """Where there is something to restore, nothing but time depends on it: a worker that cannot ask the store's
+        clock looks at its own.
+        """
+        if self._worker.may_write:
+            with suppress(OSError):
+                return self._lease.age(claim)
+        try:
+            return self._lease.age(claim, time.time_ns())
+        except OSError:
             return 0.0
 
     def _is_ours(self) -> bool:
@@ -139,6 +153,18 @@ class _Wait:
         self._lease.nonce = nonce
         flight.join(self._lease)
         return True
+
+    def _is_of_root(self) -> bool:
+        """`_is_ours`, for a worker that does not lead for that."""
+        return self._holds(self._worker.state.lease())
+
+    def _is_done(self, *, is_free: bool) -> bool:
+        """Whether nobody adds to what there is to restore, or only processes of this cache root do. With those, this
+        one leads if it may, and what they compile is here.
+        """
+        if not self._is_there or is_free or not self._holds(self._more_under):
+            return self._is_there
+        return not self._may_lead and self._is_of_root()
 
     def _holds(self, nonce: str) -> bool:
         """Whether the newest claim is of that lease. One that a crash has emptied has no nonce, and is nobody's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -383,6 +384,52 @@ def test_a_leader_that_starts_again_goes_on_from_its_checkpoint(tmp_path: Path) 
     checkpoint(leader(tmp_path), "one")
     report = Node(tmp_path, "leader").restore(wait=LONG)
     assert (report.status, report.leads, report.waited) == (RestoreStatus.CURRENT, True, 0.0)
+
+
+def killed_after_a_checkpoint(folder: Path) -> Node:
+    """A leader that has left its lease behind for long: nobody takes over, because there is something to restore."""
+    checkpoint(first := leader(folder), "one")
+    flight.leave_all()
+    pass_time(first)
+    return first
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "read"}], ids=str)
+@pytest.mark.parametrize("lead", [True, False], ids=["may lead", "may not"])
+def test_a_lease_left_behind_by_a_checkpoint_delays_nobody(
+    tmp_path: Path, settings: dict[str, Any], lead: bool
+) -> None:
+    killed_after_a_checkpoint(tmp_path)
+    report = Node(tmp_path, "other", **settings).restore(wait=LONG, lead=lead)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.RESTORED, False, 0.0)
+
+
+def test_nor_does_it_where_the_clock_of_the_store_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed_after_a_checkpoint(tmp_path)
+    other = Node(tmp_path, "other")
+
+    def refuse(storage: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(other.store.storage), "clock", refuse)
+    assert other.restore(wait=LONG).waited == 0.0
+    assert "cannot" not in caplog.text
+
+
+def test_nor_does_the_worker_that_left_it_behind_take_it_up_again(tmp_path: Path) -> None:
+    """Others would wait for it for as long as it runs, and it may find all that it needs."""
+    killed_after_a_checkpoint(tmp_path)
+    report = Node(tmp_path, "leader").restore(wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.CURRENT, False, 0.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "read"}], ids=str)
+def test_who_shares_the_root_of_the_leader_does_not_wait_for_the_rest(tmp_path: Path, settings: dict[str, Any]) -> None:
+    checkpoint(leader(tmp_path), "one")
+    report = Node(tmp_path, "leader", **settings).restore(wait=LONG, lead=False)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.CURRENT, False, 0.0)
 
 
 def test_a_generation_that_is_asked_for_by_its_number_may_be_a_checkpoint(tmp_path: Path) -> None:
