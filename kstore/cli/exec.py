@@ -274,14 +274,14 @@ class _Commits:
 
     def told(self, number: int) -> None:
         """Take note of a signal. Its sender might not wait for the command's end, so everything so far is committed at
-        once.
+        once, and others that wait go on: the command may take long to end, or be killed.
         """
         if number in ENDINGS:
             self.is_told_to_end = True
             moment = time.monotonic() if number == signal.SIGINT else math.inf
             self._interrupted_at = max(self._interrupted_at, moment)
             if self._live and self._is_live:
-                self._live.checkpoint()
+                self._live.publish_soon()
 
     def command_has_ended(self) -> None:
         """Forget a Ctrl-C that the command has outlived, as at a prompt: it did not end the command. A server may take

@@ -127,9 +127,9 @@ class LiveCommits:
         """Whether this is the process that commits, and not a child that was forked from it."""
         return os.getpid() == self.process
 
-    def checkpoint(self) -> None:
-        """Publish what there is as soon as possible. For signal handlers: it waits for nothing."""
-        self._requests.put(_Request())
+    def publish_soon(self) -> None:
+        """`publish` with `releases`, as soon as possible. For signal handlers: it waits for nothing."""
+        self._requests.put(_Request(releases=True))
 
     def publish(self, seconds: float, *, is_last: bool = False, releases: bool = False) -> CommitReport:
         """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 means no limit.

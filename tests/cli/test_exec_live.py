@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.cli.commandline import REPOSITORY, Cli, compiling
+from tests.waiting import until
 
 PATIENCE = 60
 LATE = ("--settle", "1h", "--every", "1h")
@@ -42,6 +43,13 @@ def published(cli: Cli) -> int:
     """How many files are published."""
     scopes = cli("ls", "my/v1", "--json").json["scopes"] if cli.store.exists() else []
     return int(scopes[0]["files"]) if scopes else 0
+
+
+def is_held(cli: Cli) -> bool:
+    """Whether others wait for what a worker compiles."""
+    claims = [path for path in (cli.store / "leases").rglob("*") if path.is_file()]
+    newest = max(claims, key=lambda path: int(path.name), default=None)
+    return newest is not None and not json.loads(newest.read_text())["released"]
 
 
 def wait_until_published(cli: Cli, files: int) -> None:
@@ -97,6 +105,18 @@ def test_a_command_that_does_not_end_when_it_is_told_to_has_its_kernels_publishe
     process = start(cli, *LATE, program=f"{DEAF}; {compiling_in_python('one')}; {WAITING}")
     process.send_signal(number)
     wait_until_published(cli, 1)
+    assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+
+
+def test_nobody_waits_for_a_command_that_was_told_to_end(cli: Cli) -> None:
+    options = ("--settle", "1s", "--wait", "1h", "--ready-url", "http://127.0.0.1:1/never")
+    process = start(cli, *options, program=f"{DEAF}; {compiling_in_python('one')}; {WAITING}")
+    wait_until_published(cli, 1)
+    assert is_held(cli)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: not is_held(cli))
     assert process.poll() is None
     process.kill()
     process.communicate(timeout=PATIENCE)

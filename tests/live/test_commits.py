@@ -263,7 +263,7 @@ def test_a_thread_that_commits_only_when_asked_makes_no_round_of_its_own(
 def test_a_checkpoint_can_be_asked_for(node: Node, start: Start) -> None:
     live = start(settle=NEVER)
     node.tree.wrapper("one")
-    live.checkpoint()
+    live.publish_soon()
     until(lambda: files(node) == 1)
 
 
@@ -587,7 +587,7 @@ def test_if_the_thread_has_died_who_asks_commits(
     node.tree.wrapper("one")
     live.publish(PATIENCE)
     monkeypatch.setattr(live, "_plan", die)
-    live.checkpoint()
+    live.publish_soon()
     live._thread.join(PATIENCE)
     node.tree.wrapper("two")
     report = live.publish(PATIENCE, is_last=is_last)
@@ -609,7 +609,7 @@ def test_a_request_as_the_thread_dies_publishes_what_there_is(
         raise SystemExit
 
     monkeypatch.setattr(live, "_plan", die)
-    live.checkpoint()
+    live.publish_soon()
     asking = threading.Thread(target=lambda: answers.append(live.publish(PATIENCE, is_last=True)))
     node.tree.wrapper("one")
     asking.start()
