@@ -198,7 +198,7 @@ class LiveCommits:
             if plan and plan.at <= now and self._requests.empty():
                 self._round(plan.step)
                 continue
-            if plan is None and self._done_at <= now:
+            if (plan is None or self._is_held_up) and self._done_at <= now:
                 self._there_at = math.inf
                 self.store.release(self._key)
             request = self._next(self._patience(plan, now))

@@ -150,6 +150,27 @@ def test_others_do_not_wait_for_one_that_started_again_and_has_nothing_to_publis
     assert not live.checkpoints
 
 
+def test_others_do_not_wait_for_what_cannot_be_published(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a store with too little room for kernels, and enough for a lease."""
+    monkeypatch.setattr(commits, "_DONE_AFTER", SOON)
+    assert node.restore(wait=PATIENCE).leads
+    publish = node.store.checkpoint
+
+    def publish_once(key: str) -> CommitReport:
+        if live.checkpoints:
+            raise StoreUnavailable("too little is left")
+        node.tree.wrapper("two")
+        return publish(key)
+
+    monkeypatch.setattr(node.store, "checkpoint", publish_once)
+    node.tree.wrapper("one")
+    live = start()
+    until(lambda: not leads(node))
+    assert live._is_held_up
+
+
 def test_others_wait_for_one_that_has_found_nothing_yet(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
