@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 _DONE_AFTER = 30.0
 """Seconds without a change after which a worker that others wait for counts as done: it may serve for weeks."""
+_DONE_UNTOLD_AFTER = 300.0
+"""The same where somebody was to say when it is done: the server's URL may be wrong."""
 IDLE = 86400.0
 """Seconds until there is a round though nothing has changed: gc is to know that what a server runs on is in use."""
 
@@ -74,7 +76,7 @@ class LiveCommits:
         """`settle` and `every` are in seconds: see `Schedule`. From `start` on, only this object commits to `store`.
 
         With `only_asked`, it commits nothing of its own accord. With `is_told`, somebody says when others that wait for
-        what the job compiles need no longer wait; else that is when nothing changes any more.
+        what the job compiles need no longer wait; else that is when nothing changes any more, and sooner.
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
@@ -89,7 +91,7 @@ class LiveCommits:
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
         self._is_unsure = False
         """Whether a file may have been written in place while a checkpoint was made, which nobody has seen."""
-        self._is_told = is_told or only_asked
+        self._is_told = is_told
         self._there_at = math.inf
         """When something that others may wait for more of was last published, or first found to be, by
         `time.monotonic`; infinite if they no longer wait.
@@ -255,7 +257,8 @@ class LiveCommits:
     @property
     def _done_at(self) -> float:
         """When the others that wait for this worker are to go on, if nothing changes until then."""
-        return max(self._lookout.seen.last, self._there_at) + _DONE_AFTER
+        silence = _DONE_UNTOLD_AFTER if self._is_told else _DONE_AFTER
+        return max(self._lookout.seen.last, self._there_at) + silence
 
     @property
     def _rest(self) -> float:
@@ -302,7 +305,7 @@ class LiveCommits:
         if is_news:
             self.checkpoints.append(report)
         # A worker that starts again may find all that it needs, and never publish.
-        if (is_news or (report.files and not self._last)) and not self._is_told:
+        if is_news or (report.files and not self._last):
             self._there_at = time.monotonic()
         return summed(self.checkpoints, report) if request.is_last else report
 

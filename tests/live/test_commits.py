@@ -201,6 +201,19 @@ def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: 
     live._thread.join(PATIENCE)
 
 
+def test_nobody_waits_for_ever_to_be_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the URL of the server is wrong."""
+    monkeypatch.setattr(commits, "_DONE_UNTOLD_AFTER", SOON)
+    assert node.restore(wait=PATIENCE).leads
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
+    live.start()
+    node.tree.wrapper("one")
+    until(lambda: not leads(node))
+    assert live.checkpoints
+    live.discard()
+    live._thread.join(PATIENCE)
+
+
 def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     live = start()
     node.tree.wrapper("one")
