@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -155,7 +155,10 @@ class Scan(Found):
     @property
     def index(self) -> Index:
         """For the next scan. Save it before anything else becomes known."""
-        return Index(_without(self.known, self.unsettled), self.settled_folders | self.untouched)
+        known = self.known  # not copied for nothing: there may be a hundred thousand
+        if self.unsettled:
+            known = {path: file for path, file in known.items() if path not in self.unsettled}
+        return Index(known, self.settled_folders | self.untouched)
 
     @property
     def index_beside_base(self) -> Index:
@@ -164,8 +167,3 @@ class Scan(Found):
             return self.index
         files = {p: file for p, file in self.index.files.items() if p.rpartition("/")[0] not in self.untouched}
         return Index(files, self.settled_folders)
-
-
-def _without(known: dict[str, Known], paths: Set[str]) -> dict[str, Known]:
-    """`known` without `paths`; not copied if there are none, because there may be a hundred thousand files."""
-    return {path: file for path, file in known.items() if path not in paths} if paths else known

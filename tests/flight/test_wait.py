@@ -23,13 +23,13 @@ from kstore.blobs.loose import blob_name
 from kstore.deadline import Abandoned
 from kstore.environment import Environment
 from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
-from kstore.lease import Claim, Lease
-from kstore.operations.wait import lease_of
+from kstore.lease import Lease
 from kstore.progress import Awaited
 from kstore.report import CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from tests.faults.injection import GONE, LOST, LOST_TO_EXISTS, REFUSALS, Fault, backend_fault
 from tests.gc.stores import pass_time
+from tests.leases import claim, is_held
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, listing, unmounted
 from tests.waiting import until
 
@@ -52,15 +52,6 @@ def landed() -> Iterator[None]:
     assert not any(thread.is_alive() for thread in waiters)
     flight._end_all()
     flight._flights.clear()
-
-
-def claim(node: Node, key: str = KEY) -> Claim | None:
-    return lease_of(node.store.storage, node.store.scope(key), 1.0).newest()
-
-
-def is_held(node: Node) -> bool:
-    newest = claim(node)
-    return newest is not None and not newest.is_released
 
 
 class Waiter:

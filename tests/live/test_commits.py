@@ -21,11 +21,11 @@ from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.live import commits, lookout, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
-from kstore.operations.wait import lease_of
 from kstore.report import CommitReport, CommitStatus
 from kstore.upload import Uploader
 from kstore.used import last_used
 from tests.gc.stores import kernels, restored
+from tests.leases import is_held
 from tests.trees import KEY, Node, Tree, shared_object
 from tests.waiting import until
 
@@ -114,12 +114,6 @@ def test_what_appears_is_published(node: Node, start: Start, tmp_path: Path) -> 
     assert restored(tmp_path, "reader") == kernels(node)
 
 
-def leads(node: Node) -> bool:
-    """Whether others wait for what this worker compiles."""
-    claim = lease_of(node.store.storage, node.store.scope(KEY), PATIENCE).newest()
-    return claim is not None and not claim.is_released
-
-
 def test_others_wait_for_it_until_nothing_changes_any_more(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,11 +121,11 @@ def test_others_wait_for_it_until_nothing_changes_any_more(
     assert node.restore(wait=PATIENCE).leads
     live = start()
     until(lambda: watching(live))
-    assert leads(node)
+    assert is_held(node)
     node.tree.wrapper("one")
     until(lambda: live.checkpoints)
     assert node.newest().lease
-    until(lambda: not leads(node))
+    until(lambda: not is_held(node))
     node.tree.wrapper("two")
     until(lambda: len(live.checkpoints) == 2)
     assert not node.newest().lease
@@ -146,7 +140,7 @@ def test_others_do_not_wait_for_one_that_started_again_and_has_nothing_to_publis
     assert node.store.checkpoint(KEY).status is CommitStatus.COMMITTED
     assert node.restore(wait=PATIENCE).leads  # as after a kill
     live = start()
-    until(lambda: not leads(node))
+    until(lambda: not is_held(node))
     assert not live.checkpoints
 
 
@@ -167,7 +161,7 @@ def test_others_do_not_wait_for_what_cannot_be_published(
     monkeypatch.setattr(node.store, "checkpoint", publish_once)
     node.tree.wrapper("one")
     live = start()
-    until(lambda: not leads(node))
+    until(lambda: not is_held(node))
     assert live._is_held_up
 
 
@@ -184,7 +178,7 @@ def test_others_wait_for_one_that_has_found_nothing_yet(
     live = start()
     until(lambda: watching(live) and live._last and not live._is_unsure)
     assert live._last and live._last.generation == 2
-    assert leads(node)
+    assert is_held(node)
 
 
 def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +188,9 @@ def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: 
     live.start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints and watching(live) and not live._is_unsure)
-    assert leads(node)
+    assert is_held(node)
     assert live.publish(PATIENCE, releases=True).ok
-    assert not leads(node)
+    assert not is_held(node)
     live.discard()
     live._thread.join(PATIENCE)
 
@@ -208,7 +202,7 @@ def test_nobody_waits_for_ever_to_be_told(node: Node, monkeypatch: pytest.Monkey
     live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
     live.start()
     node.tree.wrapper("one")
-    until(lambda: not leads(node))
+    until(lambda: not is_held(node))
     assert live.checkpoints
     live.discard()
     live._thread.join(PATIENCE)

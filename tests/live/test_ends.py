@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kstore
-from kstore.operations.wait import lease_of
+from tests.leases import claim
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree
 
 METHODS = ["fork", "forkserver", "spawn"]
@@ -52,7 +52,6 @@ def test_a_child_of_multiprocessing_gives_up_its_lease(tmp_path: Path, method: s
     child = multiprocessing.get_context(method).Process(target=lead, args=(tmp_path,))
     child.start()
     child.join()
-    store = Node(tmp_path, "reader").store
-    newest = lease_of(store.storage, store.scope(KEY), 1.0).newest()
+    newest = claim(Node(tmp_path, "reader"))
     assert child.exitcode == 0
     assert newest and newest.is_released
