@@ -243,7 +243,7 @@ def _check_calls() -> Check:
 
 def _number(path: str) -> int:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 0

@@ -61,7 +61,7 @@ def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
 def boot() -> str:
     """The same text from one start of this machine to the next; empty if it cannot be known."""
     with suppress(OSError):  # not Linux
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     return ""
 
 

@@ -265,6 +265,6 @@ def _arm_level(flags: frozenset[str], sve_bytes: int) -> str:
 
 def _sve_bytes() -> int:
     try:
-        return int(_SVE_BYTES.read_text("ascii"))
+        return int(_SVE_BYTES.read_text("utf-8"))
     except (OSError, ValueError):
         return 0

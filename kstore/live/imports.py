@@ -6,7 +6,6 @@ meanwhile would wait for that lock, and the signal's handler for the thread.
 
 from __future__ import annotations
 
-import codecs
 from contextlib import suppress
 from importlib import import_module
 
@@ -16,7 +15,6 @@ _MODULES = ("kstore.operations.commit", "kstore.live.places", "pwd", "lmdb._envi
 
 def import_commit() -> None:
     """Import it now. If something cannot be imported, the commit will say so."""
-    codecs.lookup("ascii")
     for module in _MODULES:
         with suppress(ImportError, OSError):
             import_module(module)

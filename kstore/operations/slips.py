@@ -120,5 +120,5 @@ def _warn_of_umask(location: str) -> None:
 
 def _umask() -> int:
     """The umask of this process, as Linux tells it (proc_pid_status(5)): asking the process would set another one."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
         return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0)
