@@ -76,20 +76,20 @@ class Patterns:
         """Whether there are any."""
         return bool(self._patterns)
 
-    def by_lead(self) -> Mapping[str, str]:
-        """Expressions that together match what the patterns match: for each beginning that some have in common, one
+    def by_start(self) -> Mapping[str, str]:
+        """Expressions that together match what the patterns match: for each start that some share, one
         expression for everything that may follow it.
         """
         ends = defaultdict[str, list[str]](list)
         for pattern in self._patterns:
-            lead, end = _parts(pattern)
-            ends[lead].append(end)
-        return {lead: f"(?:{'|'.join(ends[lead])})" for lead in ends}
+            start, end = _parts(pattern)
+            ends[start].append(end)
+        return {start: f"(?:{'|'.join(ends[start])})" for start in ends}
 
     @property
     def text(self) -> str:
         """A regular expression for all of them."""
-        return "|".join(f"{lead}{end}" for lead, end in self.by_lead().items()) or r"(?!)"
+        return "|".join(f"{start}{end}" for start, end in self.by_start().items()) or r"(?!)"
 
     @cached_property
     def fullmatch(self) -> Callable[[str], object]:
@@ -114,20 +114,20 @@ class Kinds:
 
     @cached_property
     def _parts(self) -> Mapping[str, list[tuple[str, int]]]:
-        """Lead → expressions for what may follow it, and what each one means."""
+        """Start → expressions for what may follow it, and what each one means."""
         parts = defaultdict[str, list[tuple[str, int]]](list)
         for patterns, flag in self._rules:
-            for lead, end in patterns.by_lead().items():
-                parts[lead].append((end, flag))
+            for start, end in patterns.by_start().items():
+                parts[start].append((end, flag))
         return parts
 
     @cached_property
     def _match(self) -> Callable[[str], re.Match[str] | None]:
         """Match a path. There is a group for each of the parts: empty if that part matches the whole path, else None. A
-        lead that several parts share is matched once: however it matches, it leaves the last part of the path.
+        start that several parts share is matched once: however it matches, it leaves the last part of the path.
         """
-        ends = {lead: "".join(rf"(?=(?:{end}\Z())?)" for end, _ in parts) for lead, parts in self._parts.items()}
-        return re.compile("".join(f"(?=(?:{lead}{end})?)" for lead, end in ends.items())).match
+        ends = {start: "".join(rf"(?=(?:{end}\Z())?)" for end, _ in parts) for start, parts in self._parts.items()}
+        return re.compile("".join(f"(?=(?:{start}{end})?)" for start, end in ends.items())).match
 
     def of(self, path: str, unit: int, depth: int) -> Kind:
         """See `Component.kind`."""
@@ -304,11 +304,11 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
 
 
 def _parts(pattern: str) -> tuple[str, str]:
-    """The beginning of a pattern, which many have in common and which is matched once for all of them, and the rest."""
+    """The start of a pattern, which many have in common and which is matched once for all of them, and the rest."""
     body = pattern.strip("/")
-    lead, deep, name = body.rpartition("**/") if "/" in pattern.rstrip("/") else ("", "**/", body)
+    start, deep, name = body.rpartition("**/") if "/" in pattern.rstrip("/") else ("", "**/", body)
     end = "/" if pattern.endswith("/") else ""
-    above = _expression(lead)
+    above = _expression(start)
     if not deep or "/" in name or (above and not above.endswith("/")):
         return "", _expression(body) + end
     return above + _ANY_FOLDERS, _expression(name) + end

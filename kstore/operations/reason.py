@@ -58,6 +58,6 @@ def _is_much(
 
 
 def _amount(table: Table, kind: _Kind, items: Iterable[tuple[str, Entry]]) -> _Amount:
-    lead = f"{kind[0]}/"  # Few of ten thousand belong to the component: the others need no match.
-    sizes = [entry.size for path, entry in items if path.startswith(lead) and _kind_of(table, path) == kind]
+    folder = f"{kind[0]}/"  # Few of ten thousand belong to the component: the others need no match.
+    sizes = [entry.size for path, entry in items if path.startswith(folder) and _kind_of(table, path) == kind]
     return _Amount(len(sizes), sum(sizes))

@@ -103,14 +103,14 @@ class _RankRestore:
 
     def run(self) -> RestoreReport:
         """Answer one offer, or make it."""
-        leads = self._agreement.rank == 0
-        offer = self._agreement.offer(_dump_choice(self._choice)) if leads else self._agreement.read_offer()
+        is_rank_0 = self._agreement.rank == 0
+        offer = self._agreement.offer(_dump_choice(self._choice)) if is_rank_0 else self._agreement.read_offer()
         self._has_voted = False
         try:
             if self._trouble:
                 raise self._trouble
             assert self.worker
-            choice = self._choice if leads else _read_choice(self.worker, offer, self._request.seed)
+            choice = self._choice if is_rank_0 else _read_choice(self.worker, offer, self._request.seed)
             return self._restore(self.worker, choice, offer)
         except Superseded:
             raise

@@ -108,32 +108,32 @@ def test_notes_of_an_earlier_run_of_the_job_mean_nothing(board: Board) -> None:
 
 def test_an_offer_of_a_run_that_died_before_its_verdict_is_given_up_for_the_new_one(board: Board) -> None:
     rank_of(board, 0).offer({"generation": 1})
-    follower = rank_of(board, 1, size=2)
-    old = follower.read_offer()
+    other = rank_of(board, 1, size=2)
+    old = other.read_offer()
     assert old.choice == {"generation": 1}
-    leader = rank_of(board, 0, size=2)
-    assert at_once([lambda: take_part(leader), lambda: take_part_after(follower)]) == [(CHOICE, GO)] * 2
+    rank_0 = rank_of(board, 0, size=2)
+    assert at_once([lambda: take_part(rank_0), lambda: take_part_after(other)]) == [(CHOICE, GO)] * 2
 
 
-def take_part_after(follower: Agreement) -> tuple[Mapping[str, Any], Verdict]:
+def take_part_after(other: Agreement) -> tuple[Mapping[str, Any], Verdict]:
     """Vote for an old offer, and then take part."""
     with pytest.raises(Superseded):
-        follower.vote()
-    return take_part(follower)
+        other.vote()
+    return take_part(other)
 
 
 def test_a_rank_that_never_comes_costs_the_others_their_deadline(board: Board) -> None:
     agreements = [rank_of(board, 0, seconds=6 * SHORT), rank_of(board, 1)]
-    leader, follower = at_once([lambda a=a: outcome(lambda: take_part(a)) for a in agreements])
-    assert not isinstance(leader, Exception)
-    assert leader[1] == Verdict(False, "rank 2 has not been heard of for 2.4 s")
-    assert follower == leader
+    rank_0, other = at_once([lambda a=a: outcome(lambda: take_part(a)) for a in agreements])
+    assert not isinstance(rank_0, Exception)
+    assert rank_0[1] == Verdict(False, "rank 2 has not been heard of for 2.4 s")
+    assert other == rank_0
 
 
 def test_where_it_need_not_be_uniform_those_that_came_go_on(board: Board) -> None:
-    leader = rank_of(board, 0, seconds=6 * SHORT, uniform=False)
-    follower = rank_of(board, 1)
-    for _, verdict in at_once([lambda: take_part(leader), lambda: take_part(follower)]):
+    rank_0 = rank_of(board, 0, seconds=6 * SHORT, uniform=False)
+    other = rank_of(board, 1)
+    for _, verdict in at_once([lambda: take_part(rank_0), lambda: take_part(other)]):
         assert verdict == Verdict(True, "rank 2 has not been heard of for 2.4 s")
 
 
@@ -143,16 +143,16 @@ def test_rank_0_that_never_comes_costs_the_others_their_deadline(board: Board) -
 
 
 def test_whoever_leaves_before_the_verdict_decides_that_nobody_restores(board: Board) -> None:
-    leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
-    leader.offer(CHOICE)
+    rank_0, other = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
+    rank_0.offer(CHOICE)
     with pytest.raises(WaitTimeout, match="for the decision of rank 0"):
-        take_part(follower)
-    assert leader.vote() == Verdict(False, "rank 1 had to leave")
+        take_part(other)
+    assert rank_0.vote() == Verdict(False, "rank 1 had to leave")
 
 
 def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) -> None:
     """Rank 0 writes the verdict between the last look and the attempt to leave."""
-    leader, follower = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
+    rank_0, other = rank_of(board, 0, size=2), rank_of(board, 1, size=2, seconds=SHORT)
 
     class Late:
         """A board on which the verdict is seen late."""
@@ -163,12 +163,12 @@ def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) 
             return None if name.endswith("verdict") else board.get(name)
 
         def put_if_absent(self, name: str, note: bytes) -> bytes:
-            assert leader.vote() == GO
+            assert rank_0.vote() == GO
             return board.put_if_absent(name, note)
 
-    leader.offer(CHOICE)
-    follower._board = Late()
-    assert take_part(follower) == (CHOICE, GO)
+    rank_0.offer(CHOICE)
+    other._board = Late()
+    assert take_part(other) == (CHOICE, GO)
 
 
 @pytest.mark.parametrize("note", [b"", b"{}", b'[["nonce", []]]', b'{"nonce": 1, "uniform": true, "choice": {}}'])
@@ -196,8 +196,8 @@ def test_a_vote_that_cannot_be_read_is_trouble_with_the_store(board: Board, note
 
 def test_two_processes_that_claim_to_be_one_rank_do_not_both_restore(board: Board) -> None:
     twins = [rank_of(board, 1, size=2, seconds=2) for _ in range(2)]
-    leader = rank_of(board, 0, size=2)
-    works: list[Callable[[], Any]] = [lambda: take_part(leader)]
+    rank_0 = rank_of(board, 0, size=2)
+    works: list[Callable[[], Any]] = [lambda: take_part(rank_0)]
     works += [lambda twin=twin: outcome(lambda: take_part(twin)) for twin in twins]
     answers = [a for a in at_once(works)[1:] if not isinstance(a, WaitTimeout)]
     assert [verdict.go for _, verdict in answers].count(True) <= 1
@@ -207,11 +207,11 @@ def test_one_of_two_processes_that_claim_to_be_rank_0_gives_way_and_the_others_r
     board: Board,
 ) -> None:
     """Otherwise it would wait in vain for all its time."""
-    first, second, follower = rank_of(board, 0, size=2), rank_of(board, 0, size=2), rank_of(board, 1, size=2)
+    first, second, other = rank_of(board, 0, size=2), rank_of(board, 0, size=2), rank_of(board, 1, size=2)
     first.offer(CHOICE)
     second.offer(CHOICE)
     assert first.vote() == Verdict(False, "another process is also rank 0")
-    answers = at_once([second.vote, lambda: take_part(follower)[1]])
+    answers = at_once([second.vote, lambda: take_part(other)[1]])
     assert answers == [GO, GO]
 
 

@@ -126,9 +126,9 @@ def test_one_of_two_cold_jobs_compiles_and_the_other_restores_what_it_commits(tm
     ]
 
     def compile_and_commit() -> None:
-        leader = first.ranks[0]
-        leader.tree.kernel("one")
-        assert leader.commit().ok
+        rank_0 = first.ranks[0]
+        rank_0.tree.kernel("one")
+        assert rank_0.commit().ok
 
     reports, _ = at_once([lambda: second.restore(wait=60), compile_and_commit])
     assert [(report.generation, report.leads) for report in of_ranks(reports or [])] == [(1, False)] * 2
