@@ -18,11 +18,11 @@ from kstore.atend import AtEnd
 from kstore.block import OnError, discarded, is_failure, parse_on_error, parse_seconds, raised, tell_forked
 from kstore.deadline import is_interruption, is_ours, within
 from kstore.errors import UsageError, WaitTimeout, described, reason_of
-from kstore.led import end_use, leading
 from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
 from kstore.polls import check_wait
 from kstore.progress import Awaited
+from kstore.redirect import end_use, redirecting
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_key
 from kstore.settings import Mode
@@ -81,7 +81,7 @@ def restore(
         opened = Store(store, cache_root=cache_root, origin=origin, **settings)
         opened.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(opened.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
-        with leading(key, opened.environ, commits=opened.settings.mode is not Mode.READ):
+        with redirecting(key, opened.environ, commits=opened.settings.mode is not Mode.READ):
             report = within(opened.settings.limit(wait), opened.waiting, f"restoring from {opened.location}", work)
         record(opened, report)
         return report

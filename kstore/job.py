@@ -20,10 +20,10 @@ from kstore.deadline import is_ours, within
 from kstore.errors import KstoreError, MissError, UsageError
 from kstore.hits import UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
-from kstore.led import Lead, enter, entering, leave
 from kstore.live.endings import OnTermination
 from kstore.origin import Origin, origin_of, resume
 from kstore.polls import check_wait
+from kstore.redirect import Redirect, enter, entering, leave
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.scope import check_generation, check_key
 from kstore.store import Store
@@ -64,7 +64,7 @@ class _Entered(NamedTuple):
 
     restored: RestoreReport
     origin: Origin
-    lead: Lead
+    redirect: Redirect
     counted: Counters
     watch: watch | None
     termination: OnTermination
@@ -182,8 +182,8 @@ class synchronized(ContextDecorator):
         if not live:
             termination.install()
         at_end = None if live else AtEnd(partial(self._commit_at_end, origin, os.getpid()))
-        lead = enter(self.key, before, self._environ)
-        self._entered.append(_Entered(self.restored, origin, lead, counted, live, termination, at_end, os.getpid()))
+        redirect = enter(self.key, before, self._environ)
+        self._entered.append(_Entered(self.restored, origin, redirect, counted, live, termination, at_end, os.getpid()))
         return self
 
     def _restore(self) -> None:
@@ -214,7 +214,7 @@ class synchronized(ContextDecorator):
         try:
             self._commit(entered, kind, error, trace)
         finally:
-            leave(entered.lead, self._environ)
+            leave(entered.redirect, self._environ)
         if not is_failure(error):
             self._look_back(entered)
 

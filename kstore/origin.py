@@ -14,7 +14,7 @@ from kstore.components import load_table
 from kstore.components.variables import MANAGED
 from kstore.environment import Environment, detect_environment, gpu_slug
 from kstore.lazy import cached_property
-from kstore.led import led
+from kstore.redirect import in_force
 from kstore.settings import Settings, choose_settings, current_folder, read_defaults
 
 
@@ -34,7 +34,7 @@ class Origin:
         """
         self.source = environ
         """Where the variables are: another mapping is another child's, even if it says the same."""
-        of_the_key = {MANAGED: environ.get(MANAGED), **led(environ)}
+        of_the_key = {MANAGED: environ.get(MANAGED), **in_force(environ)}
         self._environ = _shared(frozenset(environ.items() - of_the_key.items()))
         self._folder = current_folder()
         self._defaults = read_defaults(self._environ, self._folder)

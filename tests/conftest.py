@@ -19,8 +19,8 @@ from kstore.calls import plain
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
 from kstore.environment import Host
-from kstore.led import EXEC_KEY
 from kstore.local import numbered
+from kstore.redirect import EXEC_KEY
 from kstore.settings import Settings, variables_of
 from kstore.stats.record import finish
 
@@ -107,7 +107,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
-    monkeypatch.setattr("kstore.led._by_hand", {})
+    monkeypatch.setattr("kstore.redirect._by_hand", {})
     monkeypatch.setattr("kstore.ranks.job._calls", Counter())
     monkeypatch.chdir(tmp_path)  # A project's settings are looked for from there upwards.
 

@@ -135,7 +135,7 @@ def root_of(report: kstore.RestoreReport) -> str:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings about compilers that are led elsewhere."""
+    """The warnings about compilers that are redirected elsewhere."""
     return [line.getMessage() for line in caplog.records if "from now on" in line.getMessage()]
 
 

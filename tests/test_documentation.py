@@ -16,7 +16,7 @@ from kstore.cli.program import COMMANDS
 from kstore.components import load_table
 from kstore.components.variables import MANAGED
 from kstore.errors import KstoreError
-from kstore.led import EXEC_KEY
+from kstore.redirect import EXEC_KEY
 from kstore.settings import _VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -542,7 +542,7 @@ def test_a_restore_that_fails_takes_out_what_a_volume_brings_from_another_host(
 
 
 def test_the_uppermost_of_nested_component_folders_tells_the_machine(tmp_path: Path) -> None:
-    """An engine leads Inductor into a folder below its own only once it runs: no restore has seen it there."""
+    """An engine redirects Inductor to a folder below its own only once it runs: no restore has seen it there."""
     volume = tmp_path / "volume"
     outer = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume)}, {})
     nested = CacheRoot(str(tmp_path / "root"), {"vllm": str(volume), "inductor": str(volume / "a/inductor")}, {})

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import kstore
-from kstore import led
+from kstore import redirect
 from kstore.errors import UsageError
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
@@ -112,7 +112,7 @@ def test_modules_may_be_loaded_anew_in_a_block(tree: Tree, settings: dict[str, A
     with kstore.synchronized(KEY, **settings):
         tree.wrapper("one")
         importlib.reload(kstore)
-        importlib.reload(led)
+        importlib.reload(redirect)
     assert published(settings) == 1
 
 

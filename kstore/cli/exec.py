@@ -35,7 +35,7 @@ from kstore.cli.options import (
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 from kstore.cli.termination import terminable
 from kstore.errors import MissError, WaitTimeout
-from kstore.led import EXEC_KEY
+from kstore.redirect import EXEC_KEY
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kstore.components import load_table
 from kstore.components.variables import read_managed
 from kstore.environment import names_no_compiler
-from kstore.led import key_led_to
+from kstore.redirect import key_in_use
 
 if TYPE_CHECKING:
     from kstore.local.state import Base
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def warn_of_another_key(worker: Worker, request: Request) -> None:
     """A commit takes a whole root: files of another key, GPU or environment in it would be published here as well."""
     scope, other = worker.scope, worker.state.scope()
-    if in_use := key_led_to(_places(worker), besides=scope.key):
+    if in_use := key_in_use(_places(worker), besides=scope.key):
         log.warning(
             "the cache root %s is in use for %s, and is used for %s as well: each publishes the kernels of both; "
             "give each key a cache root of its own",
@@ -40,7 +40,7 @@ def warn_of_another_key(worker: Worker, request: Request) -> None:
 
 
 def _places(worker: Worker) -> dict[str, str]:
-    """The variables that lead into the worker's root: what is set along with them is the same for every root."""
+    """The variables that point into the worker's root: what is set along with them is the same for every root."""
     table, variables = worker.table, worker.root.variables
     return {name: variables[name] for name in (component.variable for component in table.values()) if name in variables}
 
@@ -78,16 +78,16 @@ def _warn_of_kernels(worker: Worker, other: Scope, what: str) -> None:
 
 
 def warn_of_moved(worker: Worker | None) -> None:
-    """Warn that a job has led a compiler elsewhere since kstore led it into the root: what it had written there is left
-    out. To be called at the last commit, because torch leads it elsewhere for a while (`fresh_cache`).
+    """Warn that a job has redirected a compiler elsewhere since kstore redirected it to the root: what it had written
+    there is left out. To be called at the last commit, because torch redirects it for a while (`fresh_cache`).
     """
     if worker is None:
         return
     table, managed, root = load_table(), read_managed(worker.environ), worker.root
     for name, folder in root.folders.items():
-        variable, led_to = table[name].variable, os.path.join(root.path, name)
-        ours = table[name].part_of(led_to)
-        if folder != ours and managed.get(variable) == table[name].value.format(folder=led_to) and _holds_files(ours):
+        variable, before = table[name].variable, os.path.join(root.path, name)
+        ours = table[name].part_of(before)
+        if folder != ours and managed.get(variable) == table[name].value.format(folder=before) and _holds_files(ours):
             _tell_moved(variable, ours, folder)
 
 

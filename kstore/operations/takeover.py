@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def lock_and_hand_over(worker: Worker) -> None:
-    """To be called before a restore leads compilers into the root: the store may hang, other ranks may never answer.
+    """To be called before a restore redirects compilers to the root: the store may hang, other ranks may never answer.
 
     Another process that holds the root is waited for only if the root comes from elsewhere.
     """

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kstore.environment import Host
-from kstore.led import leading
 from kstore.local.streams import is_whole
+from kstore.redirect import redirecting
 from kstore.store import Store
 from tests.compilers.programs import Container, run_program, worker
 from tests.trees import Node, contents
@@ -158,7 +158,7 @@ def test_two_roots_are_not_taken_for_one_because_both_have_the_same_setting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, another = Node(tmp_path), Node(tmp_path, "another")
-    with leading("one/v1", one.environ, commits=True):
+    with redirecting("one/v1", one.environ, commits=True):
         one.restore("one/v1")
     another.restore("another/v1")
     assert "is in use for" not in caplog.text

@@ -194,7 +194,7 @@ def test_a_base_that_is_damaged_is_written_again(node: Node) -> None:
 def test_a_job_that_uses_the_root_for_another_key_is_warned(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kstore.operations.slips.key_led_to", lambda variables, besides: "another/key")
+    monkeypatch.setattr("kstore.operations.slips.key_in_use", lambda variables, besides: "another/key")
     node.restore()
     assert "is in use for another/key" in caplog.text
 

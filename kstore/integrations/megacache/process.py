@@ -36,8 +36,8 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     """Instead of `torch.compiler.save_cache_artifacts`: publish under `key` what this process compiled or found.
 
     What torch has recorded is written into the cache root of `key`, unless it is there already, and the cache root is
-    committed. So what others have published stays. If `load` or `kstore.restore` led torch to that cache root, what a
-    mega-cache cannot hold is published too. Arguments are those of `kstore.commit`.
+    committed. So what others have published stays. If `load` or `kstore.restore` redirected torch to that cache root,
+    what a mega-cache cannot hold is published too. Arguments are those of `kstore.commit`.
 
     Raises:
         UsageError: the key or a setting is malformed.
