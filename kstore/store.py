@@ -131,11 +131,11 @@ class Store:
 
     def _ready_worker(self, key: str, wait: float) -> Worker:
         """This process's side of a restore, with its variables set and the store looked at anew."""
-        from kstore.operations.takeover import lock_and_hand_over
+        from kstore.operations.takeover import lock_and_take_over
 
         scope = self._published_scope(self.scope(key), wait)
         self.storage.look_ahead(scope)
-        lock_and_hand_over(worker := self._worker(scope, before_import=True))  # whatever becomes of the rest
+        lock_and_take_over(worker := self._worker(scope, before_import=True))  # whatever becomes of the rest
         with self.waiting.visible():
             set_variables(worker.root.variables, self.environ)
         attempt(self.storage, self.storage.open, None)

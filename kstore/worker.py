@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING
 from kstore.components import Table, method_of
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
-from kstore.environment import Environment, Host, detect_host, host_hint, machine_of
+from kstore.environment import Environment
+from kstore.environment.ownhost import OwnHost
 from kstore.files import read_whole
 from kstore.lazy import cached_property
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
-from kstore.local.outside import mark_machine, moved_here
 from kstore.local.relocate import to_stored
 from kstore.local.scan import scan
 from kstore.local.state import State, StateFolder
@@ -27,13 +26,12 @@ from kstore.published.layers import base_of
 from kstore.published.manifest import Entry, Files, Flag, Manifest
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
-from kstore.threads import begin
 
 if TYPE_CHECKING:
     from kstore.blobs import Layout
     from kstore.storage import Storage
 
-_HOST, _RELOCATE = int(Flag.HOST), int(Flag.RELOCATE)
+_RELOCATE = int(Flag.RELOCATE)
 
 
 @dataclass(frozen=True)
@@ -78,37 +76,15 @@ class Worker:
         """A folder on the filesystem that loose blobs would be linked into."""
         return self.root.state
 
-    @property
-    def host(self) -> Host:
-        """Needed only where there are host-bound artifacts: finding it out runs the compiler."""
-        return self._host.result()
-
-    def ask_host(self) -> None:
-        """Start finding out the host, side by side with what comes before it is needed."""
-        _ = self._host
-
-    def foresee_host(self) -> None:
-        """As `ask_host`, where it is likely to be needed: nobody waits for the compiler later. It may be in vain."""
-        _ = self._foreseen
-
     @cached_property
-    def _host(self) -> Future[Host]:
-        """The same as `_foreseen`. That this one was asked for tells `known_host` that the host was needed."""
-        return self._foreseen
-
-    @cached_property
-    def _foreseen(self) -> Future[Host]:
-        return begin(detect_host, self.environ)
+    def host(self) -> OwnHost:
+        """Its fingerprint is needed only where there are host-bound artifacts: finding it out runs the compiler."""
+        return OwnHost(self.environ)
 
     @property
     def store_found(self) -> str:
         """Where the store is, if there was one when it was last looked at; else empty."""
         return self.storage.location if self.storage.was_found else ""
-
-    @property
-    def host_hint(self) -> str:
-        """What is seen of the host without running the compiler."""
-        return host_hint(self.environ)
 
     def scan(self, state: State, offer: Offer | None = None) -> Scan:
         """Read the cache root; `offer` is given what is read."""
@@ -165,51 +141,6 @@ class Worker:
         """Whether an artifact path is never stored; folders are given with a final "/"."""
         component, _, relative = path.partition("/")
         return self.table[component].ignores(relative)
-
-    def known_host(self, state: State) -> str:
-        """Fingerprint of this host, if anybody needed it; else what the cache root remembers."""
-        return self.host.fingerprint if "_host" in self.__dict__ else state.host
-
-    def foreign(self, state: State, found: Scan, *, built_here: bool = True) -> dict[str, bytes]:
-        """Host-bound artifacts, with their digests, that were in the root already when it was on another host: see
-        `kstore.operations.takeover`. `built_here` says that some may have been built since it is on this one.
-        """
-        bound = {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
-        foreign = {path: digest for path, digest in state.foreign.items() if bound.get(path) == digest}
-        if bound and (moved := self.moved_here()):
-            foreign |= {path: digest for path, digest in bound.items() if path.partition("/")[0] in moved}
-        if bound and self._was_elsewhere(state, built_here=built_here):
-            if not built_here or self._was_restored_elsewhere():
-                return bound
-            base = self.base(state)
-            old = base.manifest.hosts.get(state.host, {}) if base else {}
-            foreign |= {path: digest for path, digest in bound.items() if path in state.index.files or path in old}
-        return foreign
-
-    def moved_here(self) -> set[str]:
-        """Components in folders of their own that have come from another machine, without the cache root."""
-        return moved_here(self.root, machine_of(self.host_hint)) if self.root.outside else set()
-
-    def mark_machine(self, components: Iterable[str] | None = None) -> None:
-        """Note that what is in the folders outside the cache root, or in those of `components`, is this machine's."""
-        if self.root.outside:
-            mark_machine(self.root, machine_of(self.host_hint), components)
-
-    def _was_elsewhere(self, state: State, *, built_here: bool) -> bool:
-        """Whether the root was on another host before. If nobody had asked the compiler by then, this goes by what is
-        seen without it: the worst that may come of that is a compile.
-        """
-        if state.host:
-            return state.host != self.host.fingerprint
-        if built_here:
-            self.ask_host()  # from this commit on the root is this host's
-            return self._was_restored_elsewhere()
-        return self.state.last_restore.host_hint() not in ("", self.host_hint)
-
-    def _was_restored_elsewhere(self) -> bool:
-        """Whether no restore has found the root on this machine: the last one's machine may have built what is new."""
-        hint = self.state.last_restore.host_hint()
-        return bool(hint) and machine_of(hint) != machine_of(self.host_hint)
 
     def base(self, state: State) -> Snapshot | None:
         """What the root grew from, if that was in this store, or one below."""

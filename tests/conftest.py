@@ -149,7 +149,7 @@ def follow_always(patch: pytest.MonkeyPatch) -> None:
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host that is known without running the compiler."""
     found = Host("a" * 16, {"cpu": "test"})
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: found)
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: found)
     return found
 
 

@@ -28,13 +28,13 @@ pytestmark = pytest.mark.usefixtures("host")
 
 
 def go_to_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host(name * 16, {}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {}))
     let_the_hint_be(name, monkeypatch)
 
 
 def let_the_hint_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen of a host without the compiler."""
-    monkeypatch.setattr("kstore.worker.host_hint", lambda _: name)
+    monkeypatch.setattr("kstore.environment.ownhost.host_hint", lambda _: name)
 
 
 def _hosts(node: Node) -> dict[str, Files]:
@@ -48,7 +48,7 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     path = node.tree.put("inductor/ab/c1.main.so", shared_object())
     node.tree.wrapper()
     node.commit()
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {}))
     assert Node(tmp_path).commit().status == "unchanged"
     node.tree.wrapper("another")
     assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
@@ -580,7 +580,7 @@ def test_a_restore_of_nothing_host_bound_does_not_wait_for_the_compiler(
         assert answer.wait(60)
         return Host("b" * 16, {})
 
-    monkeypatch.setattr("kstore.worker.detect_host", hang)
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", hang)
     try:
         assert Node(tmp_path, "n2").restore().status == "restored"
         assert asked.wait(60)  # concurrently, because most keys have something host-bound

@@ -1099,7 +1099,7 @@ def test_host_bound_artifacts_go_only_to_equal_hosts(
     first.commit()
     same.restore()
     assert set(contents(same.tree.root)) == {bound, wrapper}
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
     other.restore()
     assert set(contents(other.tree.root)) == {wrapper}
     other.tree.put(bound, shared_object() + b"built here")
@@ -1118,7 +1118,7 @@ def test_what_another_host_left_without_a_commit_is_nobodys(
     node.tree.put("inductor/ab/cone.so", shared_object())
     node.commit()
     left = node.tree.put("inductor/ab/ctwo.so", shared_object() + b"two")
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
     node = Node(tmp_path, layout=layout)
     node.restore()
     assert left not in contents(node.tree.root)
@@ -1140,7 +1140,7 @@ def test_the_mark_of_halide_never_comes_without_what_it_vouches_for(
     first.commit()
     same.restore()
     assert set(contents(same.tree.root)) == {wrapper, *built}
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
     other.restore()
     assert set(contents(other.tree.root)) == {wrapper}
 

@@ -94,7 +94,7 @@ def test_what_is_relied_on_is_not_read(
     def restore_and_take_the_store_away() -> None:
         worker(published).restore()
         (published.location / "refs").rename(published.location / "gone")
-        monkeypatch.setattr("kstore.worker.detect_host", pytest.fail)
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", pytest.fail)
 
     published.tree.put("inductor/ab/cabc.so", shared_object())
     published.commit()
@@ -200,7 +200,7 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
 
     def restore_on_another_host() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+            patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
             patch.setattr("kstore.operations.another.surroundings", lambda _: "another image")
             assert worker(published).restore().ok
 

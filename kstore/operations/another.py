@@ -76,7 +76,7 @@ def _is_host(worker: Worker, answer: Mapping[str, Any]) -> bool:
     out what was built on the other.
     """
     if not answer["host"]:
-        return bool(answer["hint"] == worker.host_hint)
+        return bool(answer["hint"] == worker.host.hint)
     if answer["around"] == surroundings(worker.environ) != "":
         return True
     return bool(answer["host"] == worker.host.fingerprint)
@@ -94,7 +94,7 @@ def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str
         return None
     with suppress(*UNREADABLE, KstoreError):
         if answer["host"]:
-            worker.ask_host()
+            worker.host.ask()
         report = _report(worker, request, ref, answer)
         # The compiler may have been replaced since, and only asking it would tell.
         if report and _has_all(worker, ref) and answer["host"] in ("", worker.host.fingerprint):
@@ -144,7 +144,7 @@ def answer_of(worker: Worker, request: Request, ref: Ref, report: RestoreReport,
         "depth": ref.depth,
         "host": host,
         "around": surroundings(worker.environ) if host else "",
-        "hint": worker.host_hint,
+        "hint": worker.host.hint,
         "status": report.status,
         "files": report.files,
         "bytes": report.bytes,

@@ -20,6 +20,7 @@ from kstore.intake import Intake
 from kstore.local.found import Scan, Skipped
 from kstore.local.state import State, StillRoot
 from kstore.merge import count_declined
+from kstore.operations.foreign import foreign_at_commit, mark_machine
 from kstore.operations.memory import Memory, relied_upon
 from kstore.operations.merging import Merging
 from kstore.operations.proposal import Proposal, Theirs, meta_by
@@ -67,7 +68,7 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
         mark = damage_mark(worker.storage.backend)  # before looking for what is lost
         state = worker.state.load()
         if not state.synced:
-            worker.ask_host()
+            worker.host.ask()
         began_ns = time.time_ns()
         with Intake(worker, state) as intake:
             found = worker.scan(state, intake.offer)
@@ -185,13 +186,13 @@ class _Commit:
         self._is_complete = False
 
     def _leave_out_foreign(self) -> None:
-        self._foreign = self._worker.foreign(self._state, self._found)
+        self._foreign = foreign_at_commit(self._worker, self._state, self._found)
         if self._foreign:
             self._ours = {path: entry for path, entry in self._ours.items() if path not in self._foreign}
             self._skip(*(Skipped(path, "it was built on another host") for path in sorted(self._foreign)))
         else:
             bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
-            self._worker.mark_machine(bound)
+            mark_machine(self._worker, bound)
 
     def _newest(self) -> Theirs:
         try:

@@ -70,7 +70,7 @@ class Memory:
             worker.state.save_base(
                 Base(worker.storage.holder(snapshot.ref).identity, snapshot),
                 declined,
-                host=worker.known_host(self._state),
+                host=worker.host.fingerprint_or(self._state.host),
                 synced=is_complete and self.is_kept,
                 waiting=waiting,
                 untouched=worker.untouched(self._state, self._base) if keeps_base else UNMARKED,

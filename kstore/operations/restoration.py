@@ -21,6 +21,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED, Mark
 from kstore.merge import NOT_TAKEN, Merged, merge, still_declined
 from kstore.operations.displaced import put_right
+from kstore.operations.foreign import mark_machine
 from kstore.operations.request import if_there, restore_report
 from kstore.operations.takeover import drop_foreign
 from kstore.operations.unchanged import remember_placed
@@ -91,13 +92,13 @@ class Restoration:
         self._found = worker.scan(self._state)
         self._left = drop_foreign(worker, self._state, self._found)
         if not self._left:
-            worker.mark_machine()
+            mark_machine(worker)
         self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
-        if self._state.host and worker.state.last_restore.host_hint() != worker.host_hint:
-            worker.ask_host()  # What is built from now on is from this one.
+        if self._state.host and worker.state.last_restore.host_hint() != worker.host.hint:
+            worker.host.ask()  # What is built from now on is from this one.
         put_right(worker, self._found)
         if manifest.hosts:
-            worker.ask_host()
+            worker.host.ask()
         known, published = worker.root.folders, worker.files_of(manifest)
         self._tell_of_other_hosts(published)
         bound = manifest.hosts.values()
@@ -223,7 +224,7 @@ class Restoration:
         self._worker.state.save_base(
             base,
             merged.declined | stayed,
-            host=self._worker.known_host(self._state),
+            host=self._worker.host.fingerprint_or(self._state.host),
             synced=False,
             untouched=untouched,
             foreign=self._left,

@@ -21,7 +21,7 @@ from kstore.operations.another import Another, answer_of, look_again, still_stan
 from kstore.operations.request import Request, if_there, restore_report
 from kstore.operations.restoration import Restoration
 from kstore.operations.slips import warn_of_another_key
-from kstore.operations.takeover import hand_over, take_over
+from kstore.operations.takeover import take_over, take_over_unrestored
 from kstore.operations.wait import Waited, wait
 from kstore.published.layers import newest_there, ref_of
 from kstore.published.ref import Ref, RefState
@@ -74,7 +74,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
                 worker.state.last_restore.was_asked()  # Whoever waits for the root finds the same.
                 remember_restored(worker, last[0], name, last[1])
                 return report
-            worker.foresee_host()
+            worker.host.foresee()
             with worker.storage.followed(partial(head_start.follow, worker.storage.blobs)):
                 choice = _choose_or_doubt(worker, request)
             if worker.storage.trouble:
@@ -85,7 +85,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
         if not worker.storage.trouble and not worker.storage.settings:
             worker.storage.is_made()  # A folder that holds something else is a mistake, not a new store.
     except (KstoreError, OSError):
-        hand_over(worker)
+        take_over_unrestored(worker)
         raise
     remember_miss(worker)
     return restore_report(worker, RestoreStatus.MISS, withdrawn=choice.withdrawn)
@@ -94,7 +94,7 @@ def _restore(worker: Worker, request: Request) -> RestoreReport:
 def remember_miss(worker: Worker) -> None:
     """There is nothing to restore: what comes from another host or place is put right all the same."""
     before = worker.state.last_restore.host_hint()
-    hint = worker.host_hint if take_over(worker) else before  # The next restore tries once more.
+    hint = worker.host.hint if take_over(worker) else before  # The next restore tries once more.
     remember_restored(worker, None, hint=hint)
 
 
@@ -152,7 +152,9 @@ def _place(
         state.base = base  # One manifest is enough, and this one has been parsed.
     report = Restoration(worker, snapshot, state, head_start).run(status, before_move)
     is_whole = not report.left_out and not report.skipped
-    answer = answer_of(worker, request, snapshot.ref, report, worker.known_host(state)) if request else None
+    answer = None
+    if request:
+        answer = answer_of(worker, request, snapshot.ref, report, worker.host.fingerprint_or(state.host))
     remember_restored(worker, snapshot.ref, name if is_whole else "", answer)
     is_awaited = is_whole and worker.state.last_restore.was_asked()
     if is_awaited and request and (again := look_again(worker, snapshot, request)):
@@ -170,7 +172,7 @@ def remember_restored(
     storage = worker.storage
     with suppress(OSError, KstoreError):
         store = storage.location if not storage.trouble and storage.settings else ""
-        hint = hint or worker.host_hint
+        hint = hint or worker.host.hint
         worker.state.last_restore.save(ref, whole, answer, scope=worker.scope, store=store, host_hint=hint)
 
 
@@ -178,7 +180,7 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     """The report if another process of this host is found to have just placed all of a generation; else None."""
     state = worker.state
     is_placed = state.grew_from(worker.storage.holder(snapshot.ref).identity, snapshot.ref)
-    if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host_hint):
+    if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host.hint):
         return None
     files = worker.managed_files_of(snapshot.manifest)
     return restore_report(

@@ -19,7 +19,7 @@ from kstore.local.state import StateFolder
 from kstore.operations.request import Request, restore_report
 from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
 from kstore.operations.slips import warn_of_another_key
-from kstore.operations.takeover import lock_and_hand_over
+from kstore.operations.takeover import lock_and_take_over
 from kstore.operations.wait import Waited
 from kstore.published.layers import find
 from kstore.published.snapshot import Snapshot
@@ -119,7 +119,7 @@ class _RankRestore:
                 with suppress(KstoreError):  # This rank's own trouble says more than that nobody answered.
                     self._vote(describe(error))
             if self.worker:
-                lock_and_hand_over(self.worker)
+                lock_and_take_over(self.worker)
             raise
 
     def _restore(self, worker: Worker, choice: Choice, offer: Offer) -> RestoreReport:
@@ -134,7 +134,7 @@ class _RankRestore:
                 return _place_alone(worker, choice.snapshot, choice.status)
             return self._place_in_turn(worker, choice.snapshot, choice.status, offer)
         except Refused as reason:
-            lock_and_hand_over(worker)
+            lock_and_take_over(worker)
             return restore_report(worker, RestoreStatus.MISS, error=str(reason))
 
     def _place_in_turn(self, worker: Worker, snapshot: Snapshot, status: RestoreStatus, offer: Offer) -> RestoreReport:

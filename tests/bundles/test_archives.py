@@ -166,7 +166,7 @@ def test_a_long_path_is_kept(tmp_path: Path) -> None:
 
 def test_host_bound_files_are_those_of_the_host_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate("ab"):
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, name=name: Host(name * 16, {}))
         node = other_store(tmp_path / "source", name=name)
         node.tree.wrapper(name)
         node.tree.put("inductor/ab/same.so", shared_object() + bytes([number]))

@@ -93,7 +93,7 @@ def test_every_gpu_and_environment_comes_along(source: Node, tmp_path: Path) -> 
 def test_host_bound_files_of_several_hosts_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = other_store(tmp_path / "source")
     for number, name in enumerate("ab"):
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, name=name: Host(name * 16, {}))
         node = other_store(tmp_path / "source", name=name)
         node.tree.put("inductor/ab/same.so", shared_object() + bytes([number]))
         node.commit()

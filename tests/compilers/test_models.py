@@ -113,7 +113,7 @@ def test_a_commit_after_a_run_that_compiled_nothing_writes_nothing(compiled: Com
 def test_another_host_gets_no_shared_objects_and_computes_the_same(
     compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("another-host", {}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("another-host", {}))
     environ = compiled.container.environ()
     report = worker(compiled.store("loose"), compiled.root, environ).restore("m/v1")
     suffixes = {path.suffix for path in compiled.root.rglob("*") if path.is_file()}

@@ -23,7 +23,7 @@ def backend() -> Any:
 
 
 def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host(name * 16, {"cpu": name}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def test_kernels_are_linked_on_any_host_and_callbacks_stay_on_their_own(

@@ -95,7 +95,7 @@ def test_in_another_cache_root_it_is_built_there(tmp_path: Path) -> None:
 def test_sources_and_objects_of_unlike_hosts_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host gets its own files, though other sources were published first."""
     for name in "ab":
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {"cpu": name}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, cpu=name: Host(cpu * 16, {"cpu": cpu}))
         node = Node(tmp_path, name)
         node.tree.put(SOURCE, f"source of {name}".encode())
         build(node, name)

@@ -118,10 +118,10 @@ def test_an_entry_that_is_cut_short_is_never_published(tmp_path: Path, layout: s
 def test_entries_are_linked_and_any_host_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names tell which processor they are for."""
     node, other = Node(tmp_path), Node(tmp_path, "other")
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {"cpu": "a"}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("a" * 16, {"cpu": "a"}))
     node.tree.put(ENTRY, zstandard.compress(b"code"))
     node.commit()
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "b"}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "b"}))
     other.restore()
     assert contents(other.tree.root) == contents(node.tree.root)
     assert (other.tree.root / ENTRY).stat().st_nlink > 1

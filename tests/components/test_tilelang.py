@@ -16,7 +16,7 @@ KERNEL = f"tilelang/0.1.9/linux-x86_64/kernels/{DIGEST}"
 
 
 def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host(name * 16, {"cpu": name}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def compile_kernel(node: Node, folder: str, variant: str) -> dict[str, bytes]:

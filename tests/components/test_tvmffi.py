@@ -202,7 +202,7 @@ class TestTheRealOne:
         load(node, compiler)
         node.commit()
         shutil.rmtree(node.tree.root)
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {"cpu": "another"}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "another"}))
         assert node.restore().files == 0
         assert not (node.tree.root / "tvmffi").exists()
 

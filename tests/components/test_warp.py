@@ -18,7 +18,7 @@ needs_warp = pytest.mark.skipif(find_spec("warp") is None, reason="warp-lang is 
 
 
 def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host(name * 16, {"cpu": name}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def compile_module(node: Node, folder: str, binary: str) -> None:

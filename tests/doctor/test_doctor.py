@@ -37,7 +37,7 @@ OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "ma
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"cpu": "-mavx2", "compiler": "gcc version 12", "libstdc++": "libstdc++.so.6.0.30", "glibc": "glibc 2.36"}
     found = Host("0123456789abcdef", facts)
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: found)
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: found)
     monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: found)
 
 

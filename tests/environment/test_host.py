@@ -264,7 +264,7 @@ def test_a_worker_is_of_the_host_that_the_variables_of_its_store_name(tmp_path: 
     hosts = node.store.snapshot(node.newest()).manifest.hosts
     assert {name: list(files) for name, files in hosts.items()} == {detect_host(node.environ).fingerprint: [built]}
     worker = node.store.worker(KEY, before_import=False)
-    assert worker.host_hint == host.host_hint(node.environ) != host.host_hint()
+    assert worker.host.hint == host.host_hint(node.environ) != host.host_hint()
 
 
 def test_processes_with_other_compilers_are_in_other_surroundings(compiler: Compiler) -> None:

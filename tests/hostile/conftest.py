@@ -13,7 +13,7 @@ from tests.hostile.victim import Victim
 def known_host() -> Iterator[None]:
     """A host that is known without running the compiler."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kstore.worker.detect_host", lambda _: Host("a" * 16, {"cpu": "test"}))
+        patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("a" * 16, {"cpu": "test"}))
         yield
 
 

@@ -77,7 +77,7 @@ def test_what_is_not_there_is_a_miss(one: One, text: str) -> None:
 
 def test_a_path_of_several_hosts_means_this_hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _, name=name: Host(name * 16, {}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, name=name: Host(name * 16, {}))
         node = Node(tmp_path, name)
         node.tree.put("inductor/ab/cone.main.so", shared_object() + name.encode())
         node.commit()

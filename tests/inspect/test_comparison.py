@@ -246,7 +246,7 @@ def test_differences_between_the_builders_are_reported(tmp_path: Path) -> None:
 
 def test_objects_of_another_host_are_the_same_kernel_changed(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     for node, host, key in zip(two.nodes, ("a" * 16, "b" * 16), ("m/v1", "m/v2"), strict=True):
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _, host=host: Host(host, {"cpu": host}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, host=host: Host(host, {"cpu": host}))
         node.tree.put("inductor/ab/cone.main.so", shared_object() + host.encode())
         node.commit(key)
     found = kstore.compare(two.nodes[0].store, "m/v1", "m/v2")
@@ -297,10 +297,10 @@ def test_comparing_with_the_cache_root_leaves_out_other_hosts(
     node, elsewhere = Node(tmp_path, "here"), Node(tmp_path, "elsewhere")
     node.tree.put("inductor/ab/cone.main.so", shared_object())
     node.commit()
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {}))
     elsewhere.tree.put("inductor/ab/ctwo.main.so", shared_object())
     elsewhere.commit()
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: host)
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: host)
     again = Node(tmp_path, "here")
 
     assert not kstore.compare(again.store, KEY).differ

@@ -157,7 +157,7 @@ def test_with_another_compiler_what_was_built_by_the_one_before_is_taken_out(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that is seen of the host without asking the compiler shows this."""
-    monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host("b" * 16, {}))
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {}))
     node.restore()
     assert not node.tree.has("inductor/so/c.so")
 
@@ -170,8 +170,9 @@ def test_on_another_host_the_root_is_scanned(
     builder.commit("portable")
     node = Node(tmp_path, layout=layout)
     node.restore("portable")
-    monkeypatch.setattr("kstore.operations.takeover.hand_over", lambda worker: None)  # as where nothing can be removed
-    monkeypatch.setattr("kstore.worker.host_hint", lambda _: "another")
+    # As where nothing can be removed.
+    monkeypatch.setattr("kstore.operations.takeover.take_over_unrestored", lambda worker: None)
+    monkeypatch.setattr("kstore.environment.ownhost.host_hint", lambda _: "another")
     scans.clear()
     node.restore("portable")
     assert len(scans) == 1

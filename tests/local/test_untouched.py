@@ -241,7 +241,7 @@ def test_under_other_folders_nothing_is_believed(node: Node, listed: list[str]) 
 
 def test_on_another_host_nothing_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     def be_on(host: str) -> None:
-        monkeypatch.setattr("kstore.worker.detect_host", lambda _: Host(host * 16, {"cpu": host}))
+        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(host * 16, {"cpu": host}))
 
     for host in "ab":
         be_on(host)
