@@ -11,7 +11,8 @@ from typing import Any
 
 from kstore.errors import MissError
 from kstore.files import read_whole
-from kstore.hits.evidence import NOTHING_RESTORED, LastRun, last_run, usage_in
+from kstore.hits.evidence import NOTHING_RESTORED, usage_in
+from kstore.hits.lastrun import LastRun, last_run
 from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.store import Store

@@ -383,7 +383,7 @@ def read_without_a_trace(path: str) -> bytes:
 
 
 def test_a_worker_that_waits_for_the_cache_root_does_not_wait_long(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.hits.evidence._PATIENCE", 0.1)
+    monkeypatch.setattr("kstore.hits.lastrun._PATIENCE", 0.1)
     with node.tree.state().locked(), pytest.raises(WaitTimeout):
         usage(node)
 

@@ -1,0 +1,110 @@
+"""What has come into a cache root since its last restore.
+
+A file that a compiler wrote since has a later status-change time than the end of the restore, and lacks the stamp that
+every file from a store bears. The stamp is needed because the time also changes when others make links to a blob, or gc
+removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kstore.blobs.loose import bears_stamp
+from kstore.hits.report import DRIVER
+from kstore.local.lastrestore import Restored
+from kstore.published.manifest import Entry, Files, Flag
+from kstore.worker import Worker
+
+_SLOT = int(Flag.SLOT)
+_BUILT = int(Flag.LINK | Flag.HOST)
+"""Files that use alone never changes: one that is written was compiled anew."""
+_PATIENCE = 10.0
+"""Seconds: a report is not worth more of a job's time while somebody else holds the cache root."""
+_PERSONAL = ("inductor/dynamo/code_state_", f"{DRIVER}/")
+"""What nobody compiles: what one job has learnt about its shapes (`torch._dynamo.pgo`), under its own name, and what
+the CUDA driver keeps.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """What a cache root tells about the time since its last restore."""
+
+    restored: Restored
+    old: Files
+    """What was restored, as far as this host can use it."""
+    new: Files
+    """What has come since."""
+    unfinished: tuple[str, ...] = ()
+    """What has come since and is not finished: groups that are not whole, and files, each given as an artifact path."""
+
+    @property
+    def published(self) -> Files:
+        """What was to be restored, except for what is bound to a host."""
+        return self.restored.snapshot.manifest.files if self.restored.snapshot else {}
+
+    @property
+    def generation(self) -> int:
+        """The generation that was restored; 0 for none."""
+        return self.restored.snapshot.ref.generation if self.restored.snapshot else 0
+
+
+def last_run(worker: Worker) -> LastRun | None:
+    """The run in the worker's cache root that goes on or has just ended; None if nobody has restored into it.
+
+    Raises:
+        KstoreError, OSError: the cache root cannot be used.
+    """
+    with worker.state.locked(_PATIENCE):
+        restored = worker.state.last_restore.load()
+        if restored is None:
+            return None
+        state = worker.state.load()
+        found = worker.scan_alone(state)
+    known = found.known
+    files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
+    old = {path: entry for path, entry in files.items() if path in known}
+    came = (
+        path
+        for path, file in known.items()
+        if (path not in old or old[path].flags & _BUILT)
+        and not _is_copied(file.entry, old.get(path))
+        and not path.startswith(_PERSONAL)
+        and _was_written_after(worker.root.local_path(path), file.entry, restored.mark_ns)
+    )
+    left_out = sorted({skip.path for skip in found.skipped if not skip.path.startswith(_PERSONAL)})
+    unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.mark_ns))
+    return LastRun(restored, old, {path: known[path].entry for path in sorted(came)}, unfinished)
+
+
+def _is_copied(entry: Entry, restored: Entry | None) -> bool:
+    """Whether a graph is the one that was restored, whoever wrote it since: compilers give it different bytes each
+    time, so equal bytes were copied, as by `torch.compiler.load_cache_artifacts`.
+    """
+    return restored is not None and bool(restored.flags & _SLOT) and entry.digest == restored.digest
+
+
+def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
+    """Whether something other than kstore wrote a file since; `stored` is what a store has, or gets, in its place."""
+    with suppress(OSError):
+        status = os.lstat(file)
+        is_ours = status.st_nlink > 1 or (stored is not None and bears_stamp(status.st_mtime_ns, stored.digest))
+        return stat.S_ISREG(status.st_mode) and status.st_ctime_ns > mark_ns and not is_ours
+    return False
+
+
+def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> bool:
+    """Whether any part of something that a scan leaves out, a group or a file, was written since. Files that are
+    changed in place do not count: use might have changed them.
+    """
+    local = worker.root.local_path(path)
+    below = [f"{folder}/{name}" for folder, _, names in os.walk(local) for name in names]
+    files = {file: placed.get(path + file.removeprefix(local)) for file in (below if os.path.isdir(local) else [local])}
+    return any(
+        _was_written_after(file, stored, mark_ns)
+        for file, stored in files.items()
+        if stored is None or stored.flags & _BUILT
+    )
