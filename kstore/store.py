@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kstore.components import load_table
+from kstore.components.placement import place_components
 from kstore.components.table import table_version
-from kstore.components.variables import place_components, set_variables
+from kstore.components.variables import set_variables
 from kstore.deadline import Waiting
 from kstore.environment import Environment, key_facts
 from kstore.errors import AmbiguousScopeError, KstoreError

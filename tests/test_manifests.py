@@ -14,7 +14,7 @@ import yaml
 
 from kstore.cli.program import COMMANDS
 from kstore.components import load_table
-from kstore.components.variables import place_components
+from kstore.components.placement import place_components
 from kstore.settings import load_settings
 
 Manifest = dict[str, Any]

@@ -1,7 +1,7 @@
-"""Which environment variables a worker needs, and where each component is as a result.
+"""Whose choice an environment variable of a component is: kstore's, torch's, or the user's.
 
-The user's own setting is respected. What kstore itself set, in this process or in a parent, is not the user's. Neither
-is what torch wrote there: `import torch._dynamo` pins torch's default cache folder into the environment (`cache_dir` in
+What kstore itself set, in this process or in a parent, is not the user's. Neither is what torch wrote there:
+`import torch._dynamo` pins torch's default cache folder into the environment (`cache_dir` in
 torch._inductor.runtime.cache_dir_utils), and its first kernel pins a folder below that for Triton.
 """
 
@@ -12,97 +12,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import NamedTuple
+from collections.abc import Mapping, MutableMapping
 
-from kstore.components.table import Component, Table, load_table
+from kstore.components.table import Component, load_table
 
 MANAGED = "KSTORE_MANAGED"
 """Lists the variables that kstore set, one `NAME=value` per line: children must not take them for the user's. A line
 that begins with a tab continues the value before it.
 """
-
-
-class Placement(NamedTuple):
-    """Where the components of one worker are."""
-
-    folders: dict[str, str]
-    """Component name → absolute folder of its artifacts."""
-    variables: dict[str, str]
-    """The variables to set."""
-    notes: tuple[str, ...]
-    sharing: Mapping[str, str]
-    """Component that is left out because its folder is also another component's → that other component."""
-
-
-def place_components(
-    table: Table, names: Iterable[str], root: str, environ: Mapping[str, str], *, before_import: bool
-) -> Placement:
-    """Decide for each named component.
-
-    `before_import` is True if the variables are about to be set: a default that an import pinned is then overridden. It
-    is False if artifacts are collected: they are where that default says.
-    """
-    managed = read_managed(environ)
-    folders, variables, notes = dict[str, str](), dict[str, str](), list[str]()
-    for component in (table[name] for name in names):
-        current = environ.get(component.variable) or None
-        own = current is None or managed.get(component.variable) == current
-        if not own and is_pinned(component, environ):
-            own = before_import
-            if before_import and is_read_already(component):
-                notes.append(
-                    f"{component.pinned_by} was imported before {component.variable} was set: "
-                    "it keeps the folder that it read at import; restore before importing it"
-                )
-        folder = os.path.join(root, component.name)
-        if own and component.is_left_alone(environ):
-            continue
-        if own:
-            variables[component.variable] = component.value.format(folder=folder)
-            along = component.along.items()
-            variables |= {name: text for name, text in along if environ.get(name) == managed.get(name)}
-        elif names_folder(component, current or ""):
-            folder = os.path.abspath(current or "")
-        else:
-            notes.append(f"{component.variable} is set: {component.title} is left to it")
-            continue
-        folders[component.name] = component.part_of(folder)
-    for name in _moved(table, folders):
-        folders[name] = table[name].part_of(os.path.join(root, name))
-    sharing = _sharing(table, folders, root)
-    for name, other in sharing.items():
-        folder = folders.pop(name)
-        for variable in (table[name].variable, *table[name].along):
-            variables.pop(variable, None)
-        notes.append(
-            f"{table[name].title} and {table[other].title} share the folder {folder}: everything in it is taken for "
-            f"{table[other].title}'s; set {table[name].variable} to a folder of its own"
-        )
-    return Placement(folders, variables, tuple(notes), sharing)
-
-
-def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:
-    """Components whose folder is also that of an earlier component → that component: it would be stored twice."""
-    if all(folder == table[name].part_of(os.path.join(root, name)) for name, folder in folders.items()):
-        return {}  # Nobody chose any. A shortcut, because every commit asks.
-    first: dict[str, str] = {}
-    owners = {name: first.setdefault(os.path.realpath(folder), name) for name, folder in folders.items()}
-    return {name: owner for name, owner in owners.items() if name != owner}
-
-
-def _moved(table: Table, folders: Mapping[str, str]) -> list[str]:
-    """Components whose variable an engine has set, in this process, to a folder of the engine's own.
-
-    vLLM does so for Inductor when it compiles (`_support_torch_compile` sets TORCHINDUCTOR_CACHE_DIR), SGLang for
-    Inductor, Triton and DeepGEMM. What is there is the engine's: the next engine looks for it there, and nowhere else.
-    """
-    return [
-        name
-        for name, folder in folders.items()
-        for engine, above in folders.items()
-        if folder.startswith(f"{above}/") and table[engine].held(f"{folder[len(above) + 1 :]}/") == name
-    ]
 
 
 def set_variables(variables: Mapping[str, str], environ: MutableMapping[str, str]) -> None:

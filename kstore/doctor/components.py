@@ -7,14 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kstore.components import Component, load_table
-from kstore.components.variables import (
-    Placement,
-    is_pinned,
-    is_read_already,
-    names_folder,
-    place_components,
-    read_managed,
-)
+from kstore.components.placement import Placement, place_components
+from kstore.components.variables import is_pinned, is_read_already, names_folder, read_managed
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.node import path_of
 from kstore.doctor.published import Newest

@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 
 from kstore.components import load_table
+from kstore.components.placement import Placement, place_components
 from kstore.components.table import parse_table
-from kstore.components.variables import (
-    MANAGED,
-    Placement,
-    default_folder,
-    place_components,
-    read_managed,
-    set_variables,
-)
+from kstore.components.variables import MANAGED, default_folder, read_managed, set_variables
 
 ROOT = "/roots/0"
 
