@@ -16,7 +16,7 @@ from kstore.environment import Host
 from kstore.errors import KstoreError
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.outside import mark_machine, moved_here
-from kstore.operations.another import Another
+from kstore.operations.answer import AnotherRestore
 from kstore.operations.request import Request
 from kstore.operations.restore import report_placed
 from kstore.published.manifest import Files, Manifest
@@ -427,7 +427,7 @@ def test_a_worker_that_waits_for_the_root_does_not_rely_on_a_restore_on_another_
         go_to_host("a", monkeypatch)
         Node(tmp_path).restore()
         go_to_host(host, monkeypatch)
-        another = Another(Node(tmp_path).store._ready_worker(KEY, 0), Request(None, None, 0.0, True))
+        another = AnotherRestore(Node(tmp_path).store._ready_worker(KEY, 0), Request(None, None, 0.0, True))
         go_to_host("a", monkeypatch)
         Node(tmp_path).restore()
         go_to_host(host, monkeypatch)

@@ -16,7 +16,7 @@ from kstore.local.lastrestore import LastRestore
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.operations import restore as restores
-from kstore.operations.another import Another
+from kstore.operations.answer import AnotherRestore
 from kstore.operations.request import Request
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.worker import Worker
@@ -201,7 +201,7 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
     def restore_on_another_host() -> None:
         with monkeypatch.context() as patch:
             patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
-            patch.setattr("kstore.operations.another.surroundings", lambda _: "another image")
+            patch.setattr("kstore.operations.answer.surroundings", lambda _: "another image")
             assert worker(published).restore().ok
 
     here = worker(published)
@@ -231,11 +231,11 @@ def test_a_restore_that_chose_before_this_worker_came_does_not_count(
     published: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generation may have been published, or quarantined, since."""
-    here, choose, late = worker(published), restores.choose, list[Another]()
+    here, choose, late = worker(published), restores.choose, list[AnotherRestore]()
 
     def choose_before_another_comes(*arguments: Any) -> Any:
         chosen = choose(*arguments)
-        late.append(Another(here.store.worker(KEY, before_import=False), Request()))
+        late.append(AnotherRestore(here.store.worker(KEY, before_import=False), Request()))
         return chosen
 
     monkeypatch.setattr(restores, "choose", choose_before_another_comes)
@@ -244,16 +244,16 @@ def test_a_restore_that_chose_before_this_worker_came_does_not_count(
 
 
 @pytest.fixture
-def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Another]:
+def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AnotherRestore]:
     """A worker that comes while another one places artifacts, and waits; then something happens."""
 
-    def come(happens: Callable[[], object] = lambda: None, **choice: Any) -> Another:
-        here, place, late = worker(published), Placer.place, list[Another]()
+    def come(happens: Callable[[], object] = lambda: None, **choice: Any) -> AnotherRestore:
+        here, place, late = worker(published), Placer.place, list[AnotherRestore]()
 
         def place_while_another_comes(*arguments: Any, **options: Any) -> Placed:
             placed = place(*arguments, **options)
             monkeypatch.setattr(Placer, "place", place)
-            late.append(Another(here.store.worker(KEY, before_import=False), Request(**choice)))
+            late.append(AnotherRestore(here.store.worker(KEY, before_import=False), Request(**choice)))
             late[0].ask()
             happens()
             return placed
@@ -266,7 +266,7 @@ def come_late(published: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 def test_a_worker_that_comes_while_everything_is_placed_and_waits_relies_on_a_second_look(
-    published: Node, come_late: Callable[..., Another], scans: list[str]
+    published: Node, come_late: Callable[..., AnotherRestore], scans: list[str]
 ) -> None:
     late = come_late()
     assert late.has_restored()
@@ -310,13 +310,13 @@ def take_the_store_away(published: Node) -> None:
     "happens", [publish_more, forget, remove_a_file, add_a_file, remove_a_kernel, take_the_store_away]
 )
 def test_what_has_changed_since_it_came_is_looked_for(
-    published: Node, come_late: Callable[..., Another], happens: Callable[[Node], None]
+    published: Node, come_late: Callable[..., AnotherRestore], happens: Callable[[Node], None]
 ) -> None:
     assert not come_late(lambda: happens(published)).has_restored()
 
 
 def test_a_worker_that_asked_for_a_generation_looks_for_itself(
-    published: Node, come_late: Callable[..., Another]
+    published: Node, come_late: Callable[..., AnotherRestore]
 ) -> None:
     assert not come_late(generation=1).has_restored()
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.headstart import HeadStart
 from kstore.local.state import Base
-from kstore.operations.another import Another, answer_of, look_again, still_stands
+from kstore.operations.answer import AnotherRestore, answer_of, look_again, still_stands
 from kstore.operations.request import Request, if_there, restore_report
 from kstore.operations.restoration import Restoration
 from kstore.operations.slips import warn_of_another_key
@@ -57,7 +57,7 @@ def restore(worker: Worker, request: Request) -> RestoreReport:
     """
     waited = wait_for(worker, request)
     started = time.perf_counter()
-    another = Another(worker, request)
+    another = AnotherRestore(worker, request)
     with worker.state.locked_unless(another.has_restored, ask=another.ask):
         report = another.report or _restore(worker, request)
     return replace(report, seconds=time.perf_counter() - started, **waited.as_reported())

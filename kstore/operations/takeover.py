@@ -1,6 +1,5 @@
-"""A cache root from another host: what was built there must not be loaded here, nor published as built here.
-
-A root on a node's disk outlives a change of image or processor, and a volume moves from node to node.
+"""A cache root from another host, or place, is taken over: what is foreign there is taken out before anybody loads it,
+and what names the other place is put right. From then on the root is this host's.
 """
 
 from __future__ import annotations

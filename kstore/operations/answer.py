@@ -1,7 +1,8 @@
-"""When workers start together in one cache root, one restores; the others wait for the root and rely on that.
+"""What a restore answers to workers that come for the same: they rely on that, and do not restore themselves.
 
-They read nothing from the store, parse no manifest and run no compiler: they report what the first one has noted. So
-does a worker that comes later, as long as nothing has changed since, here or in the store.
+When workers start together in one cache root, one restores, and the others wait for the root. They read nothing from
+the store, parse no manifest and run no compiler: they report what the first one has noted. So does a worker that comes
+later, as long as nothing has changed since, here or in the store.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kstore.worker import Worker
 
 
-class Another:
+class AnotherRestore:
     """A restore by another process into this worker's root, which may serve both."""
 
     def __init__(self, worker: Worker, request: Request) -> None:
