@@ -19,7 +19,7 @@ import json
 import logging
 import secrets
 import struct
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -212,6 +212,10 @@ class Doomed:
     """Digests of loose blobs, but only of those that were asked about."""
     is_complete: bool = True
     """False if a list could not be read: then nothing may be relied upon."""
+
+    def spared(self, packs: Iterable[str]) -> tuple[str, ...]:
+        """Those of `packs` that are not condemned."""
+        return tuple(pack for pack in packs if self.is_complete and pack not in self.packs)
 
 
 def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doomed:

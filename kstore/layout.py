@@ -10,7 +10,7 @@ from kstore.blobs import Layout
 from kstore.local.link import Linker, LinkMode, probe
 
 if TYPE_CHECKING:
-    from kstore.upload import Committer
+    from kstore.upload.uploader import Committer
 
 
 def choose_layout(committer: Committer) -> Layout:

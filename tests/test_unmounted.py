@@ -18,7 +18,7 @@ from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.stats.record import finish, record
-from kstore.upload import Uploader
+from kstore.upload.uploader import Uploader
 from tests.trees import KEY, Node, Tree, unmounted
 
 

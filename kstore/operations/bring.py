@@ -37,7 +37,11 @@ from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.similarity import by_similarity
 from kstore.storage import Storage
-from kstore.upload import Uploader
+from kstore.upload.named import packs_to_name
+from kstore.upload.plan import UploadPlan, plan_upload
+from kstore.upload.reliance import Reliance
+from kstore.upload.shortened import shortened
+from kstore.upload.uploader import Uploader
 from kstore.used import mark_used
 
 log = logging.getLogger(__name__)
@@ -206,38 +210,40 @@ class _BringIn:
         uploader = self._uploader
         among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
-        uploader.begin(lambda: among, is_first=not theirs.generation)
-        wanted = self._wanted(theirs, proposal, lost)
+        reliance = uploader.begin(theirs.snapshot, None, lambda: among, is_first=not theirs.generation)
+        plan = self._plan(reliance, proposal, lost)
         offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()
         manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
-        manifest = noted(self._storage, manifest, theirs.snapshot, offered, uploader.below)
+        manifest = noted(self._storage, manifest, theirs.snapshot, offered, plan.below)
         data = manifest.dump()
-        self._upload(wanted, proposal.contents, uploader.shortened(data, theirs.snapshot, None))
-        ref = theirs.successor(self._scope, manifest, data, uploader)
+        to_store, delta = shortened(data, reliance)
+        self._upload(plan, proposal.contents, to_store)
+        packs = packs_to_name(plan, uploader.stored, manifest, delta)
+        ref = theirs.successor(self._scope, manifest, data, delta, packs)
         if self._storage.refs.publish(ref, reserved):
             self._published = proposal
         else:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
         self._taken = ref.generation
 
-    def _wanted(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes]) -> list[tuple[bytes, int]]:
-        """Digests and sizes of what is to be uploaded, with similar blobs next to each other."""
+    def _plan(self, reliance: Reliance, proposal: _Proposal, lost: set[bytes]) -> UploadPlan:
+        """What is to be uploaded, with similar blobs next to each other."""
         news = sorted(proposal.taken, key=by_similarity)
-        unknown = sizes_of(entry for _, entry in news if entry.digest not in lost)
-        wanted = dict(self._uploader.lacking(unknown, theirs.snapshot, None))
-        wanted |= sizes_of(entry for entry in self._incoming.manifest.entries() if entry.digest in lost)
-        return list(wanted.items())
+        plan = plan_upload(reliance, sizes_of(entry for _, entry in news if entry.digest not in lost))
+        again = sizes_of(entry for entry in self._incoming.manifest.entries() if entry.digest in lost)
+        return replace(plan, wanted={**plan.wanted, **again})
 
-    def _upload(self, wanted: list[tuple[bytes, int]], contents: Mapping[bytes, bytes], manifest: bytes) -> None:
-        self._progress.done, self._progress.total = 0, len(wanted)
+    def _upload(self, plan: UploadPlan, contents: Mapping[bytes, bytes], manifest: bytes) -> None:
+        self._progress.done, self._progress.total = 0, len(plan.wanted)
 
         def fetch(chosen: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
             yield from ((digest, memoryview(contents[digest])) for digest in chosen if digest in contents)
             yield from self._incoming.fetch({d: size for d, size in chosen.items() if d not in contents})
 
-        *others, last = map(dict, batches(wanted, _BATCH)) if wanted else [{}]
-        for batch in others:
-            self._check(self._uploader.copy(batch, fetch))
+        parts = [replace(plan, wanted=dict(batch)) for batch in batches(plan.wanted.items(), _BATCH)]
+        *others, last = parts or [plan]
+        for part in others:
+            self._check(self._uploader.copy(part, fetch))
             self._notes.add(self._uploader.packs)
         self._check(self._uploader.copy(last, fetch, manifest))
 

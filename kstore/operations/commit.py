@@ -36,7 +36,10 @@ from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
-from kstore.upload import Uploader
+from kstore.upload.named import packs_to_name
+from kstore.upload.plan import plan_upload
+from kstore.upload.shortened import shortened
+from kstore.upload.uploader import Uploader
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
 def upload_ahead(worker: Worker) -> tuple[str, ...]:
     """Upload what a commit would add now, and publish nothing. Returns the packs that hold it.
 
-    What is uploaded is likely, but not certain, to be there when it is published: see `Uploader`. Nothing is
+    What is uploaded is likely, but not certain, to be there when it is published: see `Reliance`. Nothing is
     remembered about the cache root.
 
     Raises:
@@ -166,9 +169,11 @@ class _Commit:
         news = proposal.taken if self._is_reason(theirs, proposal) else ()
         paths = [path for path in news if not self._ours[path].flags & _MERGE]
         uploader = self._uploader
-        uploader.begin(lambda: {self._ours[path].digest for path in paths}, is_first=not theirs.generation)
+        reliance = uploader.begin(
+            theirs.snapshot, self._base, lambda: {self._ours[p].digest for p in paths}, is_first=not theirs.generation
+        )
         sources = Sources(self._worker, self._ours, paths, {}, self._intake.kept)
-        uploader.upload(uploader.lacking(sources.sizes, theirs.snapshot, self._base), sources.read)
+        uploader.upload(plan_upload(reliance, sources.sizes), sources.read)
         return uploader.packs
 
     def _is_current(self, base: Snapshot) -> bool:
@@ -240,18 +245,22 @@ class _Commit:
         self, theirs: Theirs, proposal: Proposal, lost: set[bytes], reserved: Upload
     ) -> CommitReport | None:
         uploader = self._uploader
-        uploader.begin(lambda: self._concerned(theirs, proposal), is_first=not theirs.generation)
+        reliance = uploader.begin(
+            theirs.snapshot, self._base, partial(self._concerned, theirs, proposal), is_first=not theirs.generation
+        )
         sources = self._sources(proposal, lost)
-        wanted = uploader.lacking(sources.sizes, theirs.snapshot, self._base, lost)
+        plan = plan_upload(reliance, sources.sizes, lost)
         manifest = Manifest(proposal.files, proposal.hosts, meta_by(self._worker, theirs, proposal))
-        manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), uploader.below)
+        manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), plan.below)
         data = manifest.dump()
-        refused = uploader.upload(wanted, sources.read, uploader.shortened(data, theirs.snapshot, self._base))
+        to_store, delta = shortened(data, reliance)
+        refused = uploader.upload(plan, sources.read, to_store)
         if refused:
             self._leave_out(refused)
             return None
         effort = Effort(max(0.0, round(time.time() - self._began, 3)), uploader.bytes, len(proposal.taken))
-        ref = theirs.successor(self._worker.scope, manifest, data, uploader, effort, self._worker.lease)
+        packs = packs_to_name(plan, uploader.stored, manifest, delta)
+        ref = theirs.successor(self._worker.scope, manifest, data, delta, packs, effort, self._worker.lease)
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
             self._taken = ref.generation

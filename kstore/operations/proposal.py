@@ -12,12 +12,11 @@ from kstore.creator import creator
 from kstore.digest import digest_of
 from kstore.local.found import Skipped
 from kstore.published.manifest import Files, Manifest, meta_of
-from kstore.published.ref import Effort, Ref
+from kstore.published.ref import Delta, Effort, Ref
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
-    from kstore.upload import Uploader
     from kstore.worker import Worker
 
 
@@ -53,18 +52,19 @@ class Theirs(NamedTuple):
         scope: Scope,
         manifest: Manifest,
         data: bytes,
-        uploader: Uploader,
+        delta: Delta | None,
+        packs: tuple[str, ...],
         effort: Effort | None = None,
         lease: str = "",
     ) -> Ref:
-        """The next generation, whose manifest is stored as `data`; `uploader` has brought in what it needs."""
+        """The next generation, with a manifest of these bytes, stored whole or as a delta, and the packs to name."""
         return Ref(
             scope=scope,
             generation=self.generation + 1,
             manifest=digest_of(data),
             manifest_size=len(data),
-            delta=uploader.delta,
-            packs=uploader.packs_of(manifest, self.snapshot),
+            delta=delta,
+            packs=packs,
             created=time.time(),
             creator=creator(),
             files=sum(map(len, (manifest.files, *manifest.hosts.values()))),

@@ -14,7 +14,7 @@ from kstore.operations.copy import CopyReport, copy_keys
 from kstore.published.ref import FORMAT
 from kstore.report import CommitStatus
 from kstore.scope import Scope
-from kstore.upload import Uploader
+from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored
 from tests.gc.stores import collect_fully, pass_time

@@ -425,7 +425,7 @@ def test_whatever_is_left_by_the_killed_is_collected(names: tuple[str, ...], lay
 def test_a_commit_that_does_not_look_at_what_is_condemned_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
+    monkeypatch.setattr("kstore.upload.uploader.read_doomed", lambda backend, among: Doomed())
     with pytest.raises(Violation, match="lacks 1 of 3 blobs"):
         check(Scene(("gc 1", "commit A"), **WITH_GC), tmp_path, "loose")
 
@@ -435,7 +435,7 @@ def test_an_import_that_does_not_look_at_what_is_condemned_is_found(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pack is noted as if an earlier import had stored it."""
-    monkeypatch.setattr("kstore.upload.read_doomed", lambda backend, among: Doomed())
+    monkeypatch.setattr("kstore.upload.uploader.read_doomed", lambda backend, among: Doomed())
     monkeypatch.setattr(bringing._Notes, "packs", lambda notes: tuple(c.name for c in notes._backend.list("packs")))
     with pytest.raises(Violation, match="lacks"):
         check(Scene(("gc 1", "bring A"), **FORGOTTEN), tmp_path, layout)

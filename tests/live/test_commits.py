@@ -22,7 +22,7 @@ from kstore.live import commits, lookout, schedule
 from kstore.live.commits import LiveCommits
 from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
-from kstore.upload import Uploader
+from kstore.upload.uploader import Uploader
 from kstore.used import last_used
 from tests.gc.stores import kernels, restored
 from tests.leases import is_held
