@@ -4,14 +4,10 @@ What is counted is what gc goes by. An object, that is a pack or a loose blob, i
 pack is deleted whole or not at all. So what only one group needs is what gc frees, in the end, if that group is
 forgotten. A frame of a pack that others need too is freed only when gc rewrites the pack, as it does with one that is
 mostly dead.
-
-A table on local disk holds which blob is whose: `digest · owner · kind` in order, so that the owners of a blob follow
-each other.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import chain, islice
@@ -21,7 +17,7 @@ from kstore.batches import MAX_COUNT
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
-from kstore.digest import DIGEST_SIZE, HEXADECIMAL
+from kstore.digest import HEXADECIMAL
 from kstore.errors import IntegrityError, MissError
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
@@ -32,19 +28,18 @@ from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
+from kstore.stats.owners import Owners
 from kstore.stats.space import Group, Held, Space
 from kstore.storage import Storage
 from kstore.words import plural
 
-_OWNER = struct.Struct(">I")
-_SIZE = struct.Struct(">Q")
 _PINNED = 0
-"""Owner of what pinned generations need: forgetting a group does not free it."""
-_MANIFEST = ""
-"""Takes the place of a component's name."""
+"""The owner of what pinned generations need: forgetting a group does not free it."""
+_MANIFEST = 0
+"""The kind of a manifest. Each component is another."""
 OTHER = "other"
 """Takes the place of the names of all components but the first few hundred, because a manifest may name any number."""
-_MOST_KINDS = 255
+_MOST_COMPONENTS = 254
 
 
 class Holding(NamedTuple):
@@ -85,8 +80,10 @@ class Accounts(Generic[Group]):
         self._numbers: dict[Group, int] = {}
         self._held: dict[int, Held] = {}
         """What each group has, by the group's number."""
-        self._kinds: dict[str, int] = {_MANIFEST: 0}
+        self._kinds: dict[str, int] = {}
+        """The kind of each component's blobs."""
         self._packs: dict[str, set[int]] = {}
+        """Needed pack → its owners."""
         self._newest: dict[Scope, Ref] = {}
         self._sought: set[str] = set()
         """Packs that no ref names and that gc keeps because they hold what generations lack."""
@@ -94,9 +91,12 @@ class Accounts(Generic[Group]):
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
-        self._blobs = self._open.enter_context(DigestSet())
-        self._loose = self._open.enter_context(DigestSet())
-        self._leant = self._open.enter_context(DigestSet())
+        self._blobs = Owners(self._open.enter_context(DigestSet()))
+        """Everything, wherever it is."""
+        self._loose = Owners(self._open.enter_context(DigestSet()))
+        """What is in none of the owner's packs."""
+        self._leant = Owners(self._open.enter_context(DigestSet()))
+        """What was not uploaded because a store below had it."""
         self._lacking = self._open.enter_context(DigestSet())
         """What generations need and have neither loose nor in their packs; `seek` uses it up."""
         self._sought_for = self._open.enter_context(DigestSet())
@@ -123,38 +123,38 @@ class Accounts(Generic[Group]):
         for lacking in (self._lacking, self._sought_for):
             lacking.add(holding.needs.lacking)
         for owner in owners:
-            tail = _OWNER.pack(owner)
-            self._blobs.update({name[:DIGEST_SIZE] + tail + name[-1:]: size for name, size in self._rows(holding)})
-            self._loose.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.loose.items()})
-            self._leant.update({digest + tail: _SIZE.pack(size) for digest, size in holding.needs.leant.items()})
+            self._blobs.add(owner, self._blobs_of(holding))
+            self._loose.add(owner, ((digest, 0, size) for digest, size in holding.needs.loose.items()))
+            self._leant.add(owner, ((digest, 0, size) for digest, size in holding.needs.leant.items()))
             for pack in ref.packs:
                 self._packs.setdefault(pack, set()).add(owner)
 
-    def _rows(self, holding: Holding) -> Iterator[tuple[bytes, bytes]]:
-        """(digest and kind joined, size) of each blob."""
+    def _blobs_of(self, holding: Holding) -> Iterator[tuple[bytes, int, int]]:
+        """(digest, kind, bytes) of each blob."""
         for digest, size in holding.ref.stored.items():
-            yield digest + b"\0", _SIZE.pack(size)
+            yield digest, _MANIFEST, size
         for files in (holding.manifest.files, *holding.manifest.hosts.values()):
             for path, entry in files.items():
-                yield entry.digest + self._kind(path.partition("/")[0]), _SIZE.pack(entry.size)
+                yield entry.digest, self._kind(path.partition("/")[0]), entry.size
 
-    def _kind(self, component: str) -> bytes:
-        if len(self._kinds) == _MOST_KINDS and component not in self._kinds:
+    def _kind(self, component: str) -> int:
+        if len(self._kinds) == _MOST_COMPONENTS and component not in self._kinds:
             component = OTHER
-        return bytes([self._kinds.setdefault(component, len(self._kinds))])
+        return self._kinds.setdefault(component, 1 + len(self._kinds))
 
     def finish(self, *, survey: bool = True) -> Space[Group]:
         """The result. Without `survey`, only what the generations that were added need is counted."""
         for scope, ref in self._newest.items():
             for one in (self.space.groups[self._by(scope)], self.space.whole):
                 one.published |= ref.state is RefState.LIVE
-        for _, owners, kind, size in self._each(self._blobs):
-            for one in self._held_by(owners):
-                one.unique += size if kind else 0
-                one.manifests += 0 if kind else size
-        for _, owners, _, size in self._each(self._leant):
-            for one in self._held_by(owners):
-                one.elsewhere += size
+        for blob in self._blobs:
+            is_manifest = blob.kind == _MANIFEST
+            for one in self._held_by(blob.owners):
+                one.unique += 0 if is_manifest else blob.size
+                one.manifests += blob.size if is_manifest else 0
+        for blob in self._leant:
+            for one in self._held_by(blob.owners):
+                one.elsewhere += blob.size
         self._seek()
         self._count_loose()
         for pack, owners in self._packs.items():
@@ -166,10 +166,10 @@ class Accounts(Generic[Group]):
     def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
         """(groups that have it, component, bytes) of each blob, manifests left out."""
         groups = {number: group for group, number in self._numbers.items()}
-        kinds = {number: kind for kind, number in self._kinds.items()}
-        for _, owners, kind, size in self._each(self._blobs):
-            if kind:
-                yield frozenset(groups[owner] for owner in owners - {_PINNED}), kinds[kind], size
+        components = {kind: component for component, kind in self._kinds.items()}
+        for _, owners, kind, size in self._blobs:
+            if kind != _MANIFEST:
+                yield frozenset(groups[owner] for owner in owners - {_PINNED}), components[kind], size
 
     def _seek(self) -> None:
         """Find in the packs of others what generations lack: a repair saved it there and moved their own packs away."""
@@ -182,9 +182,9 @@ class Accounts(Generic[Group]):
         for pack in packs:
             with suppress(IntegrityError, OSError):
                 digests = PackReader(self._storage.backend, pack).index.digests
-                found = self._loose.beginning(digest for digest in digests if digest in self._sought_for)
-                self._saved.add({name[:DIGEST_SIZE] for name in found})
-                self._packs.setdefault(pack, set()).update(map(_owner, found))
+                found = self._loose.of(digest for digest in digests if digest in self._sought_for)
+                self._saved.add(found)
+                self._packs.setdefault(pack, set()).update(*found.values())
 
     def _count_pack(self, pack: str, owners: set[int]) -> None:
         try:
@@ -199,12 +199,12 @@ class Accounts(Generic[Group]):
 
     def _count_loose(self) -> None:
         lost = Count()
-        each = self._each(self._loose)
+        each = iter(self._loose)
         with DigestSet() as there:
             for digests in self._storage.blobs.loose.folders():
                 there.add(digests)
             while some := list(islice(each, MAX_COUNT)):
-                gone = set(there.absent(digest for digest, *_ in some))
+                gone = set(there.absent(blob.digest for blob in some))
                 saved = gone.difference(self._saved.absent(gone))
                 for digest, owners, _, size in some:
                     if digest not in gone:
@@ -239,9 +239,7 @@ class Accounts(Generic[Group]):
         index, first = reader.index, 0
         for frame in index.frames:
             blobs = slice(first, first + frame.blobs)
-            needing: dict[bytes, set[int]] = {}
-            for name in self._blobs.beginning(index.digests[blobs]):
-                needing.setdefault(name[:DIGEST_SIZE], set()).add(_owner(name))
+            needing = self._blobs.of(index.digests[blobs])
             for digest, size in zip(index.digests[blobs], index.sizes[blobs], strict=True):
                 for one in self._held_by(owners & needing[digest]) if digest in needing else ():
                     one.copies += size
@@ -254,19 +252,6 @@ class Accounts(Generic[Group]):
         elif is_shared and len(owners) == 1:
             self._held[next(iter(owners))].frames += frame.packed_size
 
-    def _each(self, table: DigestSet) -> Iterator[tuple[bytes, set[int], int, int]]:
-        """(digest, owners, kind, size) of each blob, once."""
-        before, owners, kind, size = b"", set[int](), 0, 0
-        for name, value in table.items():
-            if name[:DIGEST_SIZE] != before:
-                if before:
-                    yield before, owners, kind, size
-                before, owners = name[:DIGEST_SIZE], set()
-                kind, size = (name[-1] if len(name) > DIGEST_SIZE + _OWNER.size else 0), _SIZE.unpack(value)[0]
-            owners.add(_owner(name))
-        if before:
-            yield before, owners, kind, size
-
     def _survey(self) -> None:
         """Count what is in the store, and how much of it nothing needs."""
         needed = self._packs.keys() | self._sought
@@ -278,8 +263,8 @@ class Accounts(Generic[Group]):
     def _loose_in(self, shard: str) -> dict[str, bool]:
         """The loose blobs of a folder, and whether anything needs them."""
         names = {child.name for child in self._storage.backend.list(shard) if HEXADECIMAL.fullmatch(child.name)}
-        found = (needing.beginning(map(bytes.fromhex, names)) for needing in (self._loose, self._leant))
-        needed = {name[:DIGEST_SIZE].hex() for name in chain.from_iterable(found)}
+        found = (blobs.of(map(bytes.fromhex, names)) for blobs in (self._loose, self._leant))
+        needed = {digest.hex() for digest in chain.from_iterable(found)}
         return {f"{shard}/{name}": name in needed for name in names}
 
     def _count_stored(self, names: Mapping[str, bool]) -> None:
@@ -289,11 +274,6 @@ class Accounts(Generic[Group]):
         unneeded = [size for is_needed, size in sizes if not is_needed]
         self.space.objects += Count(len(sizes), sum(size for _, size in sizes))
         self.space.unneeded += Count(len(unneeded), sum(unneeded))
-
-
-def _owner(name: bytes) -> int:
-    number: int = _OWNER.unpack_from(name, DIGEST_SIZE)[0]
-    return number
 
 
 def space_of(
