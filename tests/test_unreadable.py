@@ -107,7 +107,7 @@ def test_a_lack_of_memory_for_a_large_blob_of_a_pack_is_not_damage(
     node.commit()
     before = contents(node.location)
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.blobs.packreader.bytearray", refuse, raising=False)
+        patch.setattr("kstore.blobs.frames.bytearray", refuse, raising=False)
         report = node.store.verify(repair=True)
         assert contents(node.location) == before
         assert Node(tmp_path, "small").restore().left_out == 1

@@ -11,9 +11,10 @@ from itertools import repeat
 
 from kstore.backends import Backend
 from kstore.batches import batches
+from kstore.blobs.frames import Tails
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, PackIndex, pack_name
-from kstore.blobs.packreader import Blob, PackReader, Part, Tails
+from kstore.blobs.packreader import Blob, PackReader, Part
 from kstore.blobs.writers import (
     BATCH_COUNT,
     BATCH_SIZE,

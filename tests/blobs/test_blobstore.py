@@ -148,7 +148,7 @@ def test_what_is_read_beside_indexes_is_not_kept_of_many_packs(
     contents = [os.urandom(1000) for _ in range(50)]
     packs = tuple(pack for data in contents for pack in store(blobs, Layout.PACKED, data))
     largest = max(backend.stat(pack_name(pack)).size for pack in packs)
-    monkeypatch.setattr("kstore.blobs.packreader._ROOM_FOR_TAILS", 8 * largest)
+    monkeypatch.setattr("kstore.blobs.frames._ROOM_FOR_TAILS", 8 * largest)
     fresh, before = BlobStore(backend), held_by_views()
     assert len(fresh.digests_in(packs)) == len(contents)
     held = len(held_by_views().keys() - before.keys())
