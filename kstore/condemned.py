@@ -40,7 +40,7 @@ _FENCES = "gc/fences"
 _DAMAGED = ".damaged"
 _MAGIC = b"kstore condemned 1\n"
 _RECORD = struct.Struct("<?32sQQQ")
-_MAX_ENTRIES = 1 << 16
+MAX_ENTRIES = 1 << 16
 """In one list, so that no reader needs much memory."""
 
 
@@ -63,8 +63,8 @@ class Condemned(NamedTuple):
 
 def write_lists(backend: Backend, entries: Sequence[Condemned]) -> None:
     """Condemn `entries`, from now on. Without entries an empty list is written, for its fence."""
-    for start in range(0, max(len(entries), 1), _MAX_ENTRIES):
-        body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + _MAX_ENTRIES])
+    for start in range(0, max(len(entries), 1), MAX_ENTRIES):
+        body = b"".join(_RECORD.pack(*entry) for entry in entries[start : start + MAX_ENTRIES])
         name = f"{FOLDER}/{secrets.token_hex(16)}"
         backend.put_if_absent(name, _MAGIC + digest_of(body) + body)
         put_fence(backend, name)

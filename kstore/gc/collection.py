@@ -119,9 +119,10 @@ class _Collection:
     def _collect(self, now: int, gone: set[str]) -> None:
         with ExitStack() as open_sets:
             loose, packed, leant, lacking, there, listed = (open_sets.enter_context(DigestSet()) for _ in range(6))
-            sweeper = Sweeper(self._storage.backend, there, listed, self._room, dry_run=self._report.dry_run)
             before = self._grace_before(now)
-            sweeper.prepare(now if self._policy.offline else before)
+            ripe = now if self._policy.offline else before
+            sweeper = Sweeper(self._storage.backend, listed, self._room, ripe, dry_run=self._report.dry_run)
+            sweeper.prepare(there)
             marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:

@@ -1,27 +1,19 @@
-"""Sweep: delete what was condemned long enough ago and is still dead, and condemn what is dead now.
-
-A loose blob's name may be taken anew by a commit after another gc has deleted the blob. So the blob is looked at, moved
-aside, and looked at again: if it is not what was condemned, it is put back. Meanwhile a reader finds it aside, and if
-this process is killed, the next gc puts it back.
-"""
+"""Sweep: delete what was condemned long enough ago and is still dead, and condemn what is dead now."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
-from kstore.backends import Backend, NewObject
-from kstore.backends.base import Stat
-from kstore.blobs.loose import ASIDE, LooseBlobs, blob_name, stamp
-from kstore.blobs.packindex import FOLDER, pack_name
+from kstore.backends import Backend
+from kstore.blobs.loose import ASIDE
 from kstore.condemned import (
+    MAX_ENTRIES,
     Condemned,
     close_fence,
-    damaged_names,
     delete_list,
     fenced_at,
     fences,
@@ -34,15 +26,13 @@ from kstore.condemned import (
     write_lists,
 )
 from kstore.damaged import set_aside_list
-from kstore.digest import HEXADECIMAL, digest_of
 from kstore.errors import IntegrityError
-from kstore.files import NO_FILE
+from kstore.gc.delete import delete, put_back
 from kstore.gc.digests import DigestSet
+from kstore.gc.inventory import Inventory
 from kstore.gc.mark import Marked
 from kstore.gc.room import Room
 from kstore.report import Count
-
-_BATCH = 1 << 16
 
 
 @dataclass(slots=True)
@@ -58,39 +48,29 @@ class Swept:
 class Sweeper:
     """One sweep of one store. With `dry_run` it only counts."""
 
-    def __init__(self, backend: Backend, there: DigestSet, listed: DigestSet, room: Room, *, dry_run: bool) -> None:
-        """`there` and `listed` are empty: they are to hold the loose blobs that are found, and what is on lists."""
+    def __init__(self, backend: Backend, listed: DigestSet, room: Room, before: int, *, dry_run: bool) -> None:
+        """`listed` is empty: it is to hold what is on lists. A list is ripe if its fence was put up no later than
+        `before`, by the store's clock in nanoseconds.
+        """
         self._backend = backend
-        self._there = there
-        self._packs: list[bytes] = []
         self._listed = listed
         self._room = room
+        self._before = before
         self._dry_run = dry_run
-        self._before = 0
         self._ripe: set[str] = set()
-        self._damaged: list[str] = []
-        """Lists that nobody could read any more when marking began. All that may have been on them is condemned."""
-        self._left: dict[str, list[Condemned]] = {}
-        """Ripe list → what on it is still live."""
-        self._is_less = False
-        """Whether any of them had more on it."""
+        self._rest = _Rest(backend)
         self.swept = Swept()
 
-    def prepare(self, before: int) -> None:
+    def prepare(self, there: DigestSet) -> None:
         """Choose the lists to sweep, and keep commits that began before these were written from publishing. Also note
-        what is there: only that may be condemned, because nobody knows whether what comes while gc marks is needed.
+        what is in the store. To be called before marking.
 
-        To be called before marking. A list is ripe if its fence was put up no later than `before`, by the store's clock
-        in nanoseconds.
+        `there` is empty: it is to hold the loose blobs that are found.
         """
-        self._before = before
-        self._choose_lists(before)
-        self._damaged = damaged_names(self._backend)
-        self._packs = list(_packs(self._backend))
-        for digests in LooseBlobs(self._backend).folders():
-            self._there.add(digests)
+        self._choose_lists()
+        self._inventory = Inventory(self._backend, there)
 
-    def _choose_lists(self, before: int) -> None:
+    def _choose_lists(self) -> None:
         fenced_lists = fences(self._backend)  # before the lists, since a fence comes after its list
         lists = list_names(self._backend)
         for name in sorted(set(fenced_lists) - set(lists)):  # a killed gc left it
@@ -100,7 +80,7 @@ class Sweeper:
             if fenced is None:
                 with self._room.needed():
                     self._write(put_fence, name)
-            elif fenced <= before:
+            elif fenced <= self._before:
                 try:
                     self._write(close_fence, name)
                     self._ripe.add(name)
@@ -112,18 +92,18 @@ class Sweeper:
         for child in [] if self._dry_run else self._backend.list(ASIDE):
             # A killed gc left it, and it may be needed by now.
             with self._room.needed():
-                _put_back(self._backend, f"{ASIDE}/{child.name}")
+                put_back(self._backend, f"{ASIDE}/{child.name}")
         for name in list_names(self._backend):
             self._in_room(name, partial(self._sweep_list, name, marked))
-        if self._left:
-            self._in_room(next(iter(self._left)), self._join)
+        if self._rest.lists:
+            self._in_room(next(iter(self._rest.lists)), self._rest.join)
         with self._room.needed():
             self._condemn_dead(marked)
-            for name in self._damaged:
+            for name in self._inventory.damaged:
                 self._write(set_aside_list, name)
 
     def _condemn_dead(self, marked: Marked) -> None:
-        has_any = self._condemn(chain(self._dead_packs(marked), self._dead_blobs(marked)))
+        has_any = self._condemn(self._inventory.dead(marked))
         if not has_any and has_leftovers(self._backend, self._before):
             self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
@@ -155,26 +135,8 @@ class Sweeper:
         if name in self._ripe:
             rest = self._delete_dead(entries, marked)
             if not self._dry_run:
-                self._keep(name, rest, is_less=len(rest) < len(entries))
+                self._rest.keep(name, rest, is_less=len(rest) < len(entries))
         self.swept.waiting = _more(self.swept.waiting, rest)
-
-    def _keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
-        """Note what is left of a ripe list; a list with nothing left is deleted."""
-        if not rest:
-            delete_list(self._backend, name)
-            return
-        if sum(map(len, self._left.values())) + len(rest) > _BATCH:
-            self._join()
-        self._left[name] = rest
-        self._is_less |= is_less
-
-    def _join(self) -> None:
-        """Write what is left of ripe lists as one list in their place: every commit reads all lists."""
-        if self._is_less or len(self._left) > 1:
-            write_lists(self._backend, [entry for rest in self._left.values() for entry in rest])
-            for name in self._left:
-                delete_list(self._backend, name)
-        self._left, self._is_less = {}, False
 
     def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
         """Delete what is dead. Returns what is live: it stays on the list until it is dead."""
@@ -182,7 +144,7 @@ class Sweeper:
         for entry in entries:
             if marked.is_live(entry):
                 live.append(entry)
-            elif self._dry_run or _delete(self._backend, entry):
+            elif self._dry_run or delete(self._backend, entry):
                 self.swept.deleted = _more(self.swept.deleted, [entry])
         return live
 
@@ -190,81 +152,40 @@ class Sweeper:
         """Condemn what is on no list yet. Returns whether there was anything."""
         fresh = (entry for entry in dead if self._listed.value(_key(entry)) != _identity(entry))
         has_any = False
-        while batch := list(islice(fresh, _BATCH)):
+        while batch := list(islice(fresh, MAX_ENTRIES)):
             self._write(write_lists, batch)
             self.swept.condemned = _more(self.swept.condemned, batch)
             has_any = True
         return has_any
 
-    def _dead_packs(self, marked: Marked) -> Iterator[Condemned]:
-        for digest in self._packs:
-            is_kept = digest.hex() in marked.packs if self._damaged else marked.keeps(digest.hex())
-            if not is_kept and (found := _stat(self._backend, pack_name(digest.hex()))):
-                yield Condemned(True, digest, found.inode, found.mtime_ns, found.size)
 
-    def _dead_blobs(self, marked: Marked) -> Iterator[Condemned]:
-        there = (digest for digest, _ in self._there.items())
-        while batch := list(islice(there, _BATCH)):
-            for digest in marked.loose.absent(batch) if self._damaged else marked.dead(batch):
-                if found := _stat(self._backend, blob_name(digest)):
-                    yield Condemned(False, digest, found.inode, found.mtime_ns, found.size)
+class _Rest:
+    """What is left of ripe lists: it is written as one list in their place, because every commit reads all lists."""
 
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.lists: dict[str, list[Condemned]] = {}
+        """Ripe list → what on it is still live."""
+        self._is_less = False
+        """Whether any of them had more on it."""
 
-def _delete(backend: Backend, entry: Condemned) -> bool:
-    """Delete one condemned object; False if it is gone, or its name was taken anew."""
-    found = _stat(backend, entry.name)
-    if found is None or not _is_same(found, entry):
-        return False
-    if entry.is_pack:
-        backend.delete(entry.name)
-        return True
-    aside = f"{ASIDE}/{entry.digest.hex()}.{secrets.token_hex(8)}"
-    try:
-        backend.move(entry.name, aside)
-        if _is_same(backend.stat(aside), entry):
-            backend.delete(aside)
-            return True
-    except FileNotFoundError:  # another gc was faster
-        return False
-    _put_back(backend, aside)
-    return False
+    def keep(self, name: str, rest: list[Condemned], *, is_less: bool) -> None:
+        """Note what is left of a ripe list; a list with nothing left is deleted."""
+        if not rest:
+            delete_list(self._backend, name)
+            return
+        if sum(map(len, self.lists.values())) + len(rest) > MAX_ENTRIES:
+            self.join()
+        self.lists[name] = rest
+        self._is_less |= is_less
 
-
-def _put_back(backend: Backend, aside: str) -> None:
-    """Put a blob back as a new file, which no gc has condemned. If its name was taken meanwhile, that file is as good.
-    An altered blob does not get the stamp, as before: what relies on blobs looks for the stamp, and what links them
-    does not take an altered one.
-    """
-    try:
-        digest = bytes.fromhex(aside.rpartition("/")[2].partition(".")[0])
-        data = backend.get(aside)
-    except ValueError:
-        return
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            raise
-        return
-    fraction = stamp(digest) if digest_of(data) == digest else None
-    backend.put_many([NewObject(blob_name(digest), data, fraction)])
-    backend.delete(aside)
-
-
-def _stat(backend: Backend, name: str) -> Stat | None:
-    try:
-        return backend.stat(name)
-    except FileNotFoundError:
-        return None
-
-
-def _is_same(found: Stat, entry: Condemned) -> bool:
-    return (found.inode, found.mtime_ns, found.size) == (entry.inode, entry.mtime_ns, entry.size)
-
-
-def _packs(backend: Backend) -> Iterator[bytes]:
-    """The ids of all packs."""
-    for child in backend.list(FOLDER):
-        if HEXADECIMAL.fullmatch(child.name) and not child.is_folder:
-            yield bytes.fromhex(child.name)
+    def join(self) -> None:
+        """Write it as one list."""
+        if self._is_less or len(self.lists) > 1:
+            write_lists(self._backend, [entry for rest in self.lists.values() for entry in rest])
+            for name in self.lists:
+                delete_list(self._backend, name)
+        self.lists, self._is_less = {}, False
 
 
 def _key(entry: Condemned) -> bytes:

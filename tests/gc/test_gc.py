@@ -27,10 +27,10 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, collection, repack, sweep
 from kstore.gc.collection import _Collection
+from kstore.gc.delete import delete
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import mark
 from kstore.gc.policy import History, Why
-from kstore.gc.sweep import _delete
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
 from kstore.published.generations import republish
@@ -254,7 +254,7 @@ def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) ->
     data = path.read_bytes()
     path.rename(tmp_path / "kept")  # so that its inode cannot be taken again
     path.write_bytes(data)
-    assert not _delete(backend, entry)
+    assert not delete(backend, entry)
     assert path.read_bytes() == data
 
 
@@ -584,7 +584,7 @@ def test_what_is_needed_still_of_many_lists_is_on_one(node: Node) -> None:
 
 def test_lists_are_not_joined_beyond_their_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     relied_upon_while_gc_condemns(node, *"abc")
-    monkeypatch.setattr(sweep, "_BATCH", 1)
+    monkeypatch.setattr(sweep, "MAX_ENTRIES", 1)
     pass_time(node)
     collect(node)
     assert listed(node) == 3

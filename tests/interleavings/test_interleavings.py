@@ -452,7 +452,7 @@ def test_a_gc_that_does_not_keep_the_late_from_publishing_is_found(
 
 @pytest.mark.exhaustive
 def test_a_gc_that_deletes_a_name_that_was_taken_anew_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.gc.sweep._is_same", lambda found, entry: True)
+    monkeypatch.setattr("kstore.gc.delete._is_same", lambda found, entry: True)
     with pytest.raises(Violation, match=r"lacks \d of \d blobs"):
         check(Scene(("gc 1", "gc 2", "commit A"), **WITH_GC), tmp_path, "loose")
 
