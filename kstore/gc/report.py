@@ -10,6 +10,8 @@ from kstore.gc.policy import Decision
 from kstore.report import SCHEMA, Count
 from kstore.scope import Scope
 
+_SECOND = 1_000_000_000
+
 
 class GcStatus(StrEnum):
     """How a gc ended."""
@@ -57,6 +59,10 @@ class GcReport:
     no_room: str = ""
     """Why something could not be written and is left to the next gc; empty if everything was written."""
     seconds: float = 0.0
+
+    def grace_before(self, now: int) -> int:
+        """The time that was a grace before `now`, in nanoseconds by the same clock."""
+        return now - int(self.grace * _SECOND)
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

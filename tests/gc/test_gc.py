@@ -26,11 +26,11 @@ from kstore.condemned import Condemned, list_names, read_doomed, read_list, writ
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, collection, repack, sweep
-from kstore.gc.collection import _Collection
 from kstore.gc.delete import delete
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import mark
 from kstore.gc.policy import History, Why
+from kstore.gc.retention import Retention
 from kstore.lease import Lease
 from kstore.operations.repair import Repair
 from kstore.published.generations import republish
@@ -379,13 +379,13 @@ def test_a_size_limit_that_is_asked_for_again_forgets_no_more_keys(node: Node, t
 
 def after_histories(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """`act` runs once gc has read what is published and when it was used."""
-    read = _Collection._histories
+    read = Retention._histories
 
-    def slow(collection: _Collection) -> Iterator[History]:
-        yield from read(collection)
+    def slow(retention: Retention) -> Iterator[History]:
+        yield from read(retention)
         act()
 
-    patch.setattr(_Collection, "_histories", slow)
+    patch.setattr(Retention, "_histories", slow)
 
 
 def test_a_size_limit_takes_history_and_says_what_it_may_not_take(node: Node, tmp_path: Path) -> None:
