@@ -44,20 +44,20 @@ class _Search:
 
     def __init__(self) -> None:
         self._left = MOST_SEARCHED
-        self._told = False
+        self._has_warned = False
 
     def among(self, packs: list[str], missing: Mapping[bytes, int]) -> Iterator[str]:
         """The packs that may be looked through, as long as anything is `missing`."""
         for number, pack in enumerate(packs):
             if self._left <= 0:
-                self._tell(len(missing), len(packs) - number)
+                self._warn(len(missing), len(packs) - number)
                 return
             self._left -= 1
             yield pack
 
-    def _tell(self, missing: int, packs: int) -> None:
-        if missing and not self._told:
-            self._told = True
+    def _warn(self, missing: int, packs: int) -> None:
+        if missing and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "%d missing blobs are not looked for in %d of the store's packs; `kstore verify --repair` looks in all",
                 missing, packs,
@@ -198,9 +198,10 @@ class BlobStore:
         if left:
             tried = set(packs)
             others = [pack for pack in self.packs() if pack not in tried]
-            chosen, told = (self._search.among(others, left), []) if self._search else (others, troubles)
+            # In a hurry it is no trouble if one cannot be read: what is there is there by chance.
+            chosen, noted = (self._search.among(others, left), []) if self._search else (others, troubles)
             # A store may have thousands: what a pack holds is not kept once it was looked at.
-            yield from self._from_packs(left, chosen, partial(PackReader, self._backend), told)
+            yield from self._from_packs(left, chosen, partial(PackReader, self._backend), noted)
 
     def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
         """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
