@@ -1,10 +1,8 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
-A file whose status the index knows is not read again. A folder in which files are only ever created or replaced
-is not even listed again while its own times, or the time that a restore gave it, are unchanged.
-
 All folders are looked at first, then the lists that groups keep of their own files. The remaining files are read in the
 order in which they compress best, so that they can be uploaded meanwhile. At the end each group is judged: is it whole?
+What is known from before (`remembered`) is neither listed nor read again.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from functools import partial
 from itertools import chain, compress
 from typing import NamedTuple
 
-from kstore.blobs.loose import bears_stamp
 from kstore.calls import Listing, Status, stat_each
 from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
@@ -26,14 +23,15 @@ from kstore.folders import list_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.finished import is_at_work, is_recent
 from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skipped, left_out
-from kstore.local.index import Index, Known, KnownFolder, is_settled
+from kstore.local.index import Index, KnownFolder, is_settled
+from kstore.local.remembered import Remembered, Unchanged
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, Entry, Files, Flag, is_list, with_parents
+from kstore.published.manifest import DEEPEST, Files, Flag, is_list, with_parents
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
-_GROUP, _LINK, _BELOW = int(Flag.GROUP), int(Flag.LINK), int(Flag.BELOW)
+_GROUP = int(Flag.GROUP)
 _UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
 _NOTHING_PLACED = Untouched()
 
@@ -52,14 +50,17 @@ def scan(
     `stores` are the roots of stores. They may be in a folder that a user chose for a component, and are not artifacts.
     """
     found, began_ns = Scan(), time.time_ns()
-    shared = _Shared(index, base, untouched, found, began_ns)
+    remembered = Remembered(index, base, untouched)
     there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
-    walks = [_Walk(table[name], folder, root.others_in(name, stores), shared) for name, folder in there.items()]
+    walks = [
+        _Walk(table[name], folder, root.others_in(name, stores), remembered, found, began_ns)
+        for name, folder in there.items()
+    ]
     for walk in walks:
         walk.look()
     reader = Reader(found, began_ns, offer, sum(walk.unread_bytes() for walk in walks))
-    reader.read(file for walk in walks for file in walk.take_lists())
-    reader.read(file for walk in walks for file in walk.take_unread())
+    reader.read(file for walk in walks for file in walk.take_first())
+    reader.read(file for walk in walks for file in walk.take_rest())
     for walk in walks:
         walk.judge()
     return found
@@ -78,42 +79,42 @@ class _Part(NamedTuple):
 
     place: Place
     found: Found
-    lists: list[Unread]
-    """Lists of files, which have to be read first: if a promised file is missing, the rest need not be read."""
-    unread: list[Unread]
+    first: list[Unread]
+    """What has to be read first: lists of its own files. If a promised file is missing, the rest need not be read."""
+    rest: list[Unread]
     """The other files that have to be read."""
 
     @property
     def has_files(self) -> bool:
         """Whether it has any files, including those that were left out."""
-        return bool(self.found.known or self.lists or self.unread or self.found.skipped)
-
-
-class _Shared(NamedTuple):
-    """What the scans of all components share: see `scan`."""
-
-    known: Index
-    base: Callable[[], Files]
-    untouched: Untouched
-    found: Scan
-    began_ns: int
+        return bool(self.found.known or self.first or self.rest or self.found.skipped)
 
 
 class _Walk:
     """The scan of one component."""
 
-    def __init__(self, component: Component, folder: str, others: set[str], shared: _Shared) -> None:
+    def __init__(
+        self,
+        component: Component,
+        folder: str,
+        others: set[str],
+        remembered: Remembered,
+        found: Scan,
+        began_ns: int,
+    ) -> None:
         """`others` are folders that may be below this one and are not part of it: other components, and stores."""
         self._component = component
         self._others = others
-        self._index, self._base, self._untouched, self._found, self._began_ns = shared
+        self._remembered = remembered
+        self._found = found
+        self._began_ns = began_ns
         self._has_lists = bool(component.rules["lists"])
-        self._rest = _Part(Place(component.name, folder), self._found, [], [])
+        self._ungrouped = _Part(Place(component.name, folder), self._found, [], [])
         self._groups: list[_Part] = []
         """The groups that may be whole."""
         self._listed: list[Listed] = []
         """The folders that were listed."""
-        self._stood: list[Listed] = []
+        self._unchanged: list[Listed] = []
         """The folders that were taken from the index or a restore without listing, if files may list their contents."""
         self._lists: list[tuple[str, Found]] = []
         """Files that list others."""
@@ -122,20 +123,20 @@ class _Walk:
 
     def look(self) -> None:
         """Look at all folders."""
-        self._folders([self._rest.place], self._rest)
+        self._folders([self._ungrouped.place], self._ungrouped)
 
     def unread_bytes(self) -> int:
         """The size of everything that may have to be read."""
-        return sum(file.size for part in (self._rest, *self._groups) for file in chain(part.lists, part.unread))
+        return sum(file.size for part in (self._ungrouped, *self._groups) for file in chain(part.first, part.rest))
 
-    def take_lists(self) -> Iterator[Unread]:
-        """The lists, which are read first."""
-        for part in (self._rest, *self._groups):
-            yield from part.lists
-            part.lists.clear()
+    def take_first(self) -> Iterator[Unread]:
+        """What is read first: the lists that groups have of their own files."""
+        for part in (self._ungrouped, *self._groups):
+            yield from part.first
+            part.first.clear()
 
-    def take_unread(self) -> Iterator[Unread]:
-        """The other files to read, once the lists were read; none of a group that lacks a file its list promises."""
+    def take_rest(self) -> Iterator[Unread]:
+        """The other files to read, once those lists were read; none of a group that lacks a file its list promises."""
         groups, self._groups = self._groups, []
         for group in groups:
             found = group.found
@@ -143,9 +144,9 @@ class _Walk:
                 self._leave_out(group.place, problem)
             else:
                 self._groups.append(group)
-        for part in (self._rest, *self._groups):
-            yield from part.unread
-            part.unread.clear()
+        for part in (self._ungrouped, *self._groups):
+            yield from part.rest
+            part.rest.clear()
 
     def judge(self) -> None:
         """Decide, once everything is read, which folders vouch for their files and which groups and lists are whole."""
@@ -161,26 +162,20 @@ class _Walk:
         """Leave out each list near which files have appeared since, because it may name them: what a list names is
         beside it, or in a folder beside its own.
         """
-        every = changed | _changed(self._stood) if self._lists else changed
+        every = changed | _changed(self._unchanged) if self._lists else changed
         for path, into in self._lists:
             near = f"{path.rsplit('/', 2)[0]}/"
             if path in into.known and any(f"{folder}/".startswith(near) for folder in every):
                 del into.known[path]
                 into.skipped.append(Skipped(path, "files were added to its folder meanwhile"))
 
-    def _take_known(self, place: Place, folder: KnownFolder, into: _Part) -> None:
-        into.found.settled_folders[place.path] = folder
-        self._take_folder(place, folder, self._index.files.__getitem__, into)
-
-    def _take_placed(self, place: Place, folder: KnownFolder, into: _Part) -> None:
-        into.found.untouched[place.path] = folder
-        self._take_folder(place, folder, self._untouched.known, into)
-
-    def _take_folder(self, place: Place, folder: KnownFolder, known: Callable[[str], Known], into: _Part) -> None:
+    def _take_unchanged(self, place: Place, unchanged: Unchanged, into: _Part) -> None:
         """Take a folder as it was, with what is known about its files."""
+        folder, known, is_placed = unchanged
+        (into.found.untouched if is_placed else into.found.settled_folders)[place.path] = folder
         self._found.folders.add(place.path)
         if self._has_lists:
-            self._stood.append(Listed(place, folder, into.found))
+            self._unchanged.append(Listed(place, folder, into.found))
         for name in folder.files:
             path = f"{place.path}/{name}"
             into.found.known[path] = known(path)
@@ -238,8 +233,8 @@ class _Walk:
         found = stat_each([*compress(local, ours)], follows=True) if statuses is None else compress(statuses, ours)
         unknown: list[Place] = []
         for place, status in zip(map(self._in_unit, compress(places, ours)), found, strict=True):
-            if take := self._remembered(place, status):
-                self._enter(place, into, take)
+            if unchanged := self._remembered.folder(place.path, status):
+                self._enter(place, into, partial(self._take_unchanged, place, unchanged))
             else:
                 unknown.append(place)
         for place, listing in zip(unknown, list_folders([place.local for place in unknown]), strict=True):
@@ -256,53 +251,25 @@ class _Walk:
         else:
             take(into)
 
-    def _remembered(self, place: Place, status: Status) -> Callable[[_Part], None] | None:
-        """How to take a folder in which nothing has changed; None if it has to be listed."""
-        known = self._index.folders.get(place.path)
-        if known and not status.error and known.still_is(status):
-            return partial(self._take_known, place, known)
-        placed = self._untouched.folder(place.path, status)
-        return partial(self._take_placed, place, placed) if placed else None
-
     def _file(self, listed: Listed, name: str, status: Status, kind: Kind, into: _Part) -> None:
         """Take what is known about a file; otherwise note that it has to be read."""
         path, found = f"{listed.place.path}/{name}", into.found
         if status.error:
             found.skipped.append(left_out(path, status.as_error()))
             return
-        if known := self._known(path, status):
-            self._take(path, known, found)
+        if known := self._remembered.file(path, status):
+            found.known[path] = known
+            found.doubt_if_young(path, self._began_ns)
             return
         if not stat.S_ISREG(status.mode):
             found.skipped.append(Skipped(path, "it is not a regular file"))
             return
         if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, found))
-        unread = into.lists if is_list(kind.flags) else into.unread
+        unread = into.first if is_list(kind.flags) else into.rest
         # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
         file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
-
-    def _known(self, path: str, status: Status) -> Known | None:
-        """What the file's status tells about it, without reading it."""
-        known = self._index.files.get(path)
-        # A list of a group's files is read whenever its folder has changed: do they all still exist?
-        if known and not is_list(known.entry.flags) and known.still_is(status):
-            return known
-        entry = self._base().get(path)
-        return self._restored(entry, status) if entry else None
-
-    def _restored(self, entry: Entry, status: Status) -> Known | None:
-        """A file that a restore put here and nobody has changed: its time bears its digest's stamp."""
-        if not entry.flags & _LINK or entry.size != status.size or not bears_stamp(status.mtime_ns, entry.digest):
-            return None
-        # Which store had the blob then says nothing about what a commit finds.
-        entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
-        return Known(entry, status.size, status.inode)
-
-    def _take(self, path: str, known: Known, into: Found) -> None:
-        into.known[path] = known
-        into.doubt_if_young(path, self._began_ns)
 
     def _settle(self, listed: Listed) -> None:
         """Remember a folder if its times alone vouch for its files from now on."""
@@ -326,7 +293,7 @@ class _Walk:
     def _problems(self, group: _Part) -> Iterator[str]:
         found = group.found
         # The file that completes a group is most often its list, so lists come first.
-        paths = [*(file.path for file in chain(group.lists, group.unread)), *found.known]
+        paths = [*(file.path for file in chain(group.first, group.rest)), *found.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
         for path in sorted(set(found.promised).difference(paths)) if found.promised else ():
             yield f"it lists {path}, which does not exist"
