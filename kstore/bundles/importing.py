@@ -7,8 +7,9 @@ from typing import Any
 
 from kstore.bundles.reader import BundleReader
 from kstore.errors import MissError
-from kstore.operations.bring import Brought, Incoming, bring_in
+from kstore.operations.bring import Brought, bring_in
 from kstore.operations.copy import target_of, writing
+from kstore.operations.incoming import Incoming
 from kstore.report import SCHEMA
 from kstore.scope import check_key
 from kstore.store import Store

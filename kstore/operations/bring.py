@@ -1,9 +1,8 @@
 """Bring in what another store, or a bundle, has for a scope: merge → upload → publish, as a commit does.
 
-There is no cache root and no base: what comes in is merged like the news of a worker that never restored. So nothing
-that is published is lost, and what was brought in before adds nothing new. Blobs are stored in batches, and a note of
-what was stored is left in the store: whoever repeats it after a kill relies on that, by the rules for what is uploaded
-ahead.
+There is no cache root and no base (see `incoming`). So nothing that is published is lost, and what was brought in
+before adds nothing new. Blobs are stored in batches, and a note of what was stored is left in the store: whoever
+repeats it after a kill relies on that, by the rules for what is uploaded ahead.
 """
 
 from __future__ import annotations
@@ -11,25 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kstore.backends import StagingLost, Upload
 from kstore.batches import batches
 from kstore.blobs import Layout
-from kstore.blobs.batches import Fetch
-from kstore.components import load_table, method_of
-from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
-from kstore.merge import merge
-from kstore.operations.proposal import Theirs, apart
+from kstore.operations.incoming import Incoming, News, merge_in
+from kstore.operations.proposal import Theirs
 from kstore.progress import Progress
 from kstore.published.layers import newest_whole
-from kstore.published.leaning import fetch, noted, standing
+from kstore.published.leaning import noted, standing
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Entry, Files, Manifest, meta_of, sizes_of
-from kstore.published.ref import Ref
+from kstore.published.manifest import Manifest, meta_of, sizes_of
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.ranks.board import IMPORTED
@@ -48,19 +43,6 @@ log = logging.getLogger(__name__)
 
 _BATCH = 128 << 20
 """Bytes of blobs, before compression, that are stored at a time: what a kill can cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """What there is to bring in."""
-
-    manifest: Manifest
-    identity: bytes
-    """Names the manifest, whatever scope it goes to."""
-    fetch: Fetch
-    """Brings its blobs."""
-    location: str
-    """Where it comes from, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +84,6 @@ class Brought:
         return {**content.pop("scope"), **content}
 
 
-@dataclass(slots=True)
-class _Proposal:
-    """What the next generation would hold."""
-
-    files: Files
-    hosts: dict[str, Files]
-    taken: list[tuple[str, Entry]] = field(default_factory=list)
-    """What is news. Several hosts may have the same path."""
-    declined: int = 0
-    contents: dict[bytes, bytes] = field(default_factory=dict)
-    """What mergers made, by digest."""
-
-
 class Withdrawn(Exception):
     """The scope was forgotten or quarantined, and what comes in is not to bring it back."""
 
@@ -141,7 +110,7 @@ class _BringIn:
         self._target = target
         self._taken = 0
         """The highest number that is known to be taken."""
-        self._published: _Proposal | None = None
+        self._published: News | None = None
 
     def run(self) -> Brought:
         self._storage.create()
@@ -150,12 +119,12 @@ class _BringIn:
             theirs = Theirs(*newest_whole(self._storage, self._scope, self._taken))
             if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
                 raise Withdrawn
-            proposal = self._propose(theirs)
+            news = merge_in(self._storage, self._incoming, theirs)
             lost = self._lost(theirs)
-            if not proposal.taken and not lost:
-                return self._report(theirs, proposal)
+            if not news.taken and not lost:
+                return self._report(theirs, news)
             with suppress(StagingLost), self._storage.refs.reserve() as reserved:
-                self._upload_and_publish(theirs, proposal, lost, reserved)
+                self._upload_and_publish(theirs, news, lost, reserved)
         raise outraced(self._scope)
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
@@ -163,73 +132,31 @@ class _BringIn:
         sizes = sizes_of(self._incoming.manifest.entries())
         return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
-    # ---- What is news
-
-    def _propose(self, theirs: Theirs) -> _Proposal:
-        ours, published = self._incoming.manifest, theirs.manifest
-        proposal = _Proposal(published.files, dict(published.hosts))
-        newest = theirs.snapshot.ref if theirs.snapshot else None
-        proposal.files = self._merge(proposal, "", ours.files, newest)
-        for host, bound in ours.hosts.items():
-            proposal.hosts[host] = self._merge(proposal, host, bound, newest)
-        return proposal
-
-    def _merge(self, proposal: _Proposal, host: str, ours: Files, newest: Ref | None) -> Files:
-        theirs, beside = apart(proposal.files, proposal.hosts, host)
-        merged = merge({}, theirs, ours, {}, beside)
-        for path in merged.to_merge:
-            if self._merge_content(proposal, merged.files, ours[path], path, newest):
-                merged.taken.append(path)
-        proposal.taken += ((path, merged.files[path]) for path in merged.taken)
-        proposal.declined += len(merged.declined)
-        return merged.files
-
-    def _merge_content(self, proposal: _Proposal, files: Files, ours: Entry, path: str, newest: Ref | None) -> bool:
-        """Join two versions of a file by their meaning. Returns whether the result is news."""
-        method = method_of(load_table(), "merge", path)
-        if not method or not newest:
-            return False
-        try:
-            published = fetch(self._storage, files[path], newest)
-        except IntegrityError:
-            files[path] = ours
-            return True
-        for _, coming in self._incoming.fetch({ours.digest: ours.size}):
-            data = merge_files(method, published, bytes(coming))
-            if data == published:
-                return False
-            files[path] = ours._replace(digest=digest_of(data), size=len(data))
-            proposal.contents[digest_of(data)] = data
-            return True
-        raise IntegrityError(f"{path} is missing or damaged in {self._incoming.location}; nothing is published")
-
-    # ---- Bringing it in
-
-    def _upload_and_publish(self, theirs: Theirs, proposal: _Proposal, lost: set[bytes], reserved: Upload) -> None:
+    def _upload_and_publish(self, theirs: Theirs, news: News, lost: set[bytes], reserved: Upload) -> None:
         """Whether another writer was faster shows when the generation that is newest by then is merged again."""
         uploader = self._uploader
-        among = {entry.digest for entry in self._incoming.manifest.entries()} | proposal.contents.keys()
+        among = {entry.digest for entry in self._incoming.manifest.entries()} | news.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
         reliance = uploader.begin(theirs.snapshot, None, lambda: among, is_first=not theirs.generation)
-        plan = self._plan(reliance, proposal, lost)
-        offered = {entry.digest for _, entry in proposal.taken} | lost | proposal.contents.keys()
-        manifest = Manifest(proposal.files, proposal.hosts, self._meta(theirs))
+        plan = self._plan(reliance, news, lost)
+        offered = {entry.digest for _, entry in news.taken} | lost | news.contents.keys()
+        manifest = Manifest(news.files, news.hosts, self._meta(theirs))
         manifest = noted(self._storage, manifest, theirs.snapshot, offered, plan.below)
         data = manifest.dump()
         to_store, delta = shortened(data, reliance)
-        self._upload(plan, proposal.contents, to_store)
+        self._upload(plan, news.contents, to_store)
         packs = packs_to_name(plan, uploader.stored, manifest, delta)
         ref = theirs.successor(self._scope, manifest, data, delta, packs)
         if self._storage.refs.publish(ref, reserved):
-            self._published = proposal
+            self._published = news
         else:
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
         self._taken = ref.generation
 
-    def _plan(self, reliance: Reliance, proposal: _Proposal, lost: set[bytes]) -> UploadPlan:
+    def _plan(self, reliance: Reliance, news: News, lost: set[bytes]) -> UploadPlan:
         """What is to be uploaded, with similar blobs next to each other."""
-        news = sorted(proposal.taken, key=by_similarity)
-        plan = plan_upload(reliance, sizes_of(entry for _, entry in news if entry.digest not in lost))
+        taken = sorted(news.taken, key=by_similarity)
+        plan = plan_upload(reliance, sizes_of(entry for _, entry in taken if entry.digest not in lost))
         again = sizes_of(entry for entry in self._incoming.manifest.entries() if entry.digest in lost)
         return replace(plan, wanted={**plan.wanted, **again})
 
@@ -258,9 +185,9 @@ class _BringIn:
         manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
         return {**manifest.meta, **meta_of(self._scope, theirs.generation)}
 
-    def _report(self, theirs: Theirs, proposal: _Proposal) -> Brought:
+    def _report(self, theirs: Theirs, news: News) -> Brought:
         """Everything is in the store now, or declined."""
-        ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or proposal
+        ref, told = theirs.snapshot and theirs.snapshot.ref, self._published or news
         if self._published:
             self._notes.remove()
         elif ref:

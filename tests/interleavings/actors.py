@@ -24,7 +24,8 @@ from kstore.gc import Policy
 from kstore.gc.digests import DigestSet
 from kstore.local.index import Index
 from kstore.local.scan import scan
-from kstore.operations.bring import Incoming, Target, bring_in
+from kstore.operations.bring import Target, bring_in
+from kstore.operations.incoming import Incoming
 from kstore.operations.repair import Repair
 from kstore.progress import Progress
 from kstore.published.manifest import Files, Manifest
