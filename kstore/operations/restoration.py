@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 
-from kstore.errors import IntegrityError, KstoreError
+from kstore.errors import KstoreError
 from kstore.local.found import Scan, Skipped
 from kstore.local.headstart import Begun, HeadStart
 from kstore.local.index import Index
@@ -23,16 +23,15 @@ from kstore.merge import NOT_TAKEN, Merged, merge, still_declined
 from kstore.operations.displaced import put_right
 from kstore.operations.foreign import mark_machine
 from kstore.operations.request import if_there, restore_report
+from kstore.operations.selection import Selection, select
 from kstore.operations.takeover import drop_foreign
 from kstore.operations.unchanged import remember_placed
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, remembers
-from kstore.published.leaning import leans_on, substitutes, supports_of, unavailable
-from kstore.published.manifest import Files, folders_of, nearest_folders
+from kstore.published.leaning import supports_of
+from kstore.published.manifest import Files, nearest_folders
 from kstore.published.snapshot import Snapshot
-from kstore.published.untrusted import check_entries, check_paths
 from kstore.report import RestoreReport, RestoreStatus, count_components
-from kstore.words import files
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -49,12 +48,7 @@ class Restoration:
         self._state = state
         self._base = worker.base(state)
         self._found = Scan()
-        self._files: Files = {}
-        """What is to be in the root."""
-        self._has_all = False
-        """Whether that is all that the generation has for this worker."""
-        self._away: Files = {}
-        """Files whose blobs no store here has."""
+        self._selected = Selection({}, {}, has_all=False, skipped=[])
         self._hindered: dict[str, Skipped] = {}
         """What is not in its place and cannot be put there, and why."""
         self._left: dict[str, bytes] = {}
@@ -70,10 +64,11 @@ class Restoration:
         """Restore; `status` names what was to be done. See `Placer.place` for `before_move`, and what it raises."""
         self._look()
         merged = self._compare()
-        merged.files.clear()  # nothing is published: `_files` has what is to be here
-        wanted = choose_wanted(self._files, self._found, merged)
-        self._hindered = hindered(self._files, self._found, wanted)
-        is_fresh, nearest = self._has_all and len(wanted) == len(self._files), self._nearest(wanted)
+        merged.files.clear()  # nothing is published: `files` has what is to be here
+        files = self._selected.files
+        wanted = choose_wanted(files, self._found, merged)
+        self._hindered = hindered(files, self._found, wanted)
+        is_fresh, nearest = self._selected.has_all and len(wanted) == len(files), self._nearest(wanted)
         if self._begun and nearest is None:
             self._begun.drop()
         placer = self._placer(self._begun if nearest is not None else None)
@@ -99,32 +94,15 @@ class Restoration:
         put_right(worker, self._found)
         if manifest.hosts:
             worker.host.ask()
-        known, published = worker.root.folders, worker.files_of(manifest)
-        self._tell_of_other_hosts(published)
-        bound = manifest.hosts.values()
-        components = {path.partition("/")[0] for path in chain(manifest.nearest, *bound)}
-        unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
-        self._skipped += [Skipped(component, "this worker does not manage the component") for component in unmanaged]
-        if unmanaged:
-            published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
-        self._files = published
-        self._away = self._leave_away()
-        self._has_all = self._files is published
-
-    def _tell_of_other_hosts(self, published: Files) -> None:
-        """Warn about what is only for other hosts: this one compiles its own, and a commit adds that."""
-        hosts = self._snapshot.manifest.hosts.values()
-        others = {path for path in chain.from_iterable(hosts) if path not in published}
-        if others:
-            what = f"{files(len(others))} of generation {self._ref.generation} of {self._ref.scope}"
-            log.warning("left out: %s, built for hosts other than this one", what)
+        self._selected = select(worker, self._snapshot, self._found)
+        self._skipped += self._selected.skipped
 
     def _nearest(self, wanted: Files) -> Set[str] | None:
         """The nearest folders of what is wanted, if that is all that the manifest has, and nothing for this host takes
         the place of what is for any host.
         """
         manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
-        is_whole = self._has_all and len(wanted) == len(manifest.files) + len(bound)
+        is_whole = self._selected.has_all and len(wanted) == len(manifest.files) + len(bound)
         return manifest.nearest | nearest_folders(bound) if is_whole else None
 
     def _placer(self, begun: Begun | None) -> Placer:
@@ -136,6 +114,7 @@ class Restoration:
         )
 
     def _report(self, status: RestoreStatus, wanted: Files, placer: Placer, placed: Placed) -> RestoreReport:
+        files, away = self._selected.files, self._selected.away
         self._skipped += sorted(set(self._hindered.values()))
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
         left_out = wanted.keys() - placed.paths - there | self._hindered.keys()
@@ -144,15 +123,15 @@ class Restoration:
             self._worker,
             status if wanted else if_there(status),
             self._ref,
-            files=len(self._files) + len(self._away),
-            bytes=sum(map(attrgetter("size"), chain(self._files.values(), self._away.values()))),
+            files=len(files) + len(away),
+            bytes=sum(map(attrgetter("size"), chain(files.values(), away.values()))),
             placed=len(placed.paths),
-            left_out=len(left_out) + len(self._away),
+            left_out=len(left_out) + len(away),
             link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
             link_why=placer.link_why or (self._why_copied() if placed.paths and not linked else ""),
             used_modes={str(mode): count for mode, count in placed.modes.items()},
             components=count_components(
-                [item for item in self._files.items() if item[0] not in left_out] if left_out else self._files.items()
+                [item for item in files.items() if item[0] not in left_out] if left_out else files.items()
             ),
             skipped=(*self._skipped, *placed.skipped),
         )
@@ -162,41 +141,16 @@ class Restoration:
             return "the blobs are packed"
         return "none of them may be linked: they change, or are executable"
 
-    def _leave_away(self) -> Files:
-        """Take out files whose blobs no store here has, and take what the store below has instead, if anything."""
-        storage, snapshot, known = self._worker.storage, self._snapshot, self._worker.root.folders
-        away = unavailable(storage, snapshot, self._files, self._found.files)
-        if not away:
-            return {}
-        self._files = {path: entry for path, entry in self._files.items() if path not in away}
-        found = substitutes(storage, snapshot, self._files, self._worker.files_of)
-        found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
-        try:
-            check_entries(found)
-            paths = self._files.keys() | found.keys()
-            check_paths(folders_of(paths), paths)
-        except IntegrityError as error:
-            log.warning("missing files are not replaced by those of the stores below: %s", error)
-            found = {}
-        self._files |= found
-        away = {path: entry for path, entry in away.items() if path not in found}
-        where = ", ".join(leans_on(snapshot.manifest))
-        if away:
-            log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
-                        self._ref.generation, self._ref.scope, where)  # fmt: skip
-        self._skipped += [Skipped(path, f"its blob is in no store here; it was in {where}") for path in sorted(away)]
-        return away
-
     def _compare(self) -> Merged:
         """What the root has that is not the store's: leftovers of an earlier run stay, and stay local."""
-        base, ours = self._base, self._found.files
+        base, theirs, ours = self._base, self._selected.files, self._found.files
         if base is None or base.ref.scope != self._ref.scope:
-            return merge({}, self._files, ours, {})
+            return merge({}, theirs, ours, {})
         declined, files_of = self._state.declined, self._worker.files_of
         if not remembers(self._snapshot, base) or self._has_lost(base):
-            kept = still_declined(declined, files_of(base.manifest), self._files, ours) if declined else {}
-            return merge({}, self._files, ours, kept)
-        return merge(files_of(base.manifest), self._files, ours, declined)
+            kept = still_declined(declined, files_of(base.manifest), theirs, ours) if declined else {}
+            return merge({}, theirs, ours, kept)
+        return merge(files_of(base.manifest), theirs, ours, declined)
 
     def _has_lost(self, base: Snapshot) -> bool:
         """Whether the store can give neither `base`, which came after what is restored, nor anything newer: then nobody
@@ -233,12 +187,13 @@ class Restoration:
             supports=supports_of(self._worker.storage, self._snapshot.manifest),
         )
         if placed.marked_ns:
-            remember_placed(self._worker, self._snapshot.manifest, self._files, placed, untouched)
+            remember_placed(self._worker, self._snapshot.manifest, self._selected.files, placed, untouched)
 
     def _missed(self, placed: Placed) -> set[bytes]:
         """What this restore, or an earlier one, could not read, and nobody has read since."""
         if not (placed.missed or self._state.missed):
             return set()
-        read = {self._files[path].digest for path in placed.paths}
-        needed = {entry.digest for entry in self._files.values()}
+        files = self._selected.files
+        read = {files[path].digest for path in placed.paths}
+        needed = {entry.digest for entry in files.values()}
         return placed.missed | (self._state.missed & needed) - read

@@ -1,0 +1,79 @@
+"""What of a generation is to be in one worker's cache root."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+from typing import NamedTuple
+
+from kstore.errors import IntegrityError
+from kstore.local.found import Scan, Skipped
+from kstore.published.leaning import leans_on, substitutes, unavailable
+from kstore.published.manifest import Files, Manifest, folders_of
+from kstore.published.ref import Ref
+from kstore.published.snapshot import Snapshot
+from kstore.published.untrusted import check_entries, check_paths
+from kstore.words import files
+from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Selection(NamedTuple):
+    """What a generation has for one worker."""
+
+    files: Files
+    """What is to be in the root."""
+    away: Files
+    """What cannot be, because no store here has its blobs."""
+    has_all: bool
+    """Whether `files` are all that the generation has in the components that the worker manages."""
+    skipped: list[Skipped]
+    """What is left out, and why."""
+
+
+def select(worker: Worker, snapshot: Snapshot, found: Scan) -> Selection:
+    """Choose what of a generation, whose manifest has been checked, is to be in the root, in which `found` is."""
+    manifest, known = snapshot.manifest, worker.root.folders
+    published = worker.files_of(manifest)
+    _tell_of_other_hosts(manifest, published, snapshot.ref)
+    components = {path.partition("/")[0] for path in chain(manifest.nearest, *manifest.hosts.values())}
+    unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
+    skipped = [Skipped(component, "this worker does not manage the component") for component in unmanaged]
+    if unmanaged:
+        published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
+    away = unavailable(worker.storage, snapshot, published, found.files)
+    if not away:
+        return Selection(published, {}, has_all=True, skipped=skipped)
+    chosen = {path: entry for path, entry in published.items() if path not in away}
+    chosen |= _substitutes(worker, snapshot, chosen)
+    away = {path: entry for path, entry in away.items() if path not in chosen}
+    where = ", ".join(leans_on(manifest))
+    if away:
+        log.warning("%d files of generation %d of %s are in no store here; they were in %s", len(away),
+                    snapshot.ref.generation, snapshot.ref.scope, where)  # fmt: skip
+    skipped += [Skipped(path, f"its blob is in no store here; it was in {where}") for path in sorted(away)]
+    return Selection(chosen, away, has_all=False, skipped=skipped)
+
+
+def _tell_of_other_hosts(manifest: Manifest, published: Files, ref: Ref) -> None:
+    """Warn about what is only for other hosts: this one compiles its own, and a commit adds that."""
+    others = {path for path in chain.from_iterable(manifest.hosts.values()) if path not in published}
+    if others:
+        what = f"{files(len(others))} of generation {ref.generation} of {ref.scope}"
+        log.warning("left out: %s, built for hosts other than this one", what)
+
+
+def _substitutes(worker: Worker, snapshot: Snapshot, chosen: Files) -> Files:
+    """What the stores below have in the place of what is not `chosen`."""
+    known = worker.root.folders
+    found = substitutes(worker.storage, snapshot, chosen, worker.files_of)
+    found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
+    try:
+        check_entries(found)
+        paths = chosen.keys() | found.keys()
+        check_paths(folders_of(paths), paths)
+    except IntegrityError as error:
+        log.warning("missing files are not replaced by those of the stores below: %s", error)
+        return {}
+    return found
