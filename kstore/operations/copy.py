@@ -14,8 +14,8 @@ from kstore.errors import IntegrityError, MissError, StoreBelowMissing, StoreFor
 from kstore.folders import nearest_writable
 from kstore.local import numbered
 from kstore.operations.bring import Brought, Target, Withdrawn, bring_in
+from kstore.operations.choice import readable
 from kstore.operations.incoming import Incoming
-from kstore.operations.restore import readable
 from kstore.published.layers import or_below
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.ref import RefState

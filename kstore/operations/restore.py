@@ -1,8 +1,8 @@
 """Restore: ref → manifest → blobs → files.
 
-`restore` waits if it is told to, and locks the cache root. `choose` finds the generation: the newest, the requested
-one, or a seed's. `place`, which ranks that restore together call directly, brings it in: a `Restoration` scans the
-root, fetches what is missing, moves it into its place, and remembers that.
+`restore` waits if it is told to, locks the cache root, and chooses a generation. `place`, which ranks that restore
+together call directly, brings it in: a `Restoration` scans the root, fetches what is missing, moves it into its place,
+and remembers that.
 """
 
 from __future__ import annotations
@@ -12,35 +12,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.headstart import HeadStart
 from kstore.local.state import Base
 from kstore.operations.answer import AnotherRestore, answer_of, look_again, still_stands
+from kstore.operations.choice import Choice, choose
 from kstore.operations.request import Request, if_there, restore_report
 from kstore.operations.restoration import Restoration
 from kstore.operations.slips import warn_of_another_key
 from kstore.operations.takeover import take_over, take_over_unrestored
 from kstore.operations.wait import Waited, wait
-from kstore.published.layers import newest_there, ref_of
-from kstore.published.ref import Ref, RefState
+from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreReport, RestoreStatus, count_components
-from kstore.scope import Scope
 from kstore.used import Marker, mark_used
 from kstore.worker import Worker
-
-
-class Choice(NamedTuple):
-    """What is to be restored."""
-
-    snapshot: Snapshot | None = None
-    """None if there is nothing to restore."""
-    status: RestoreStatus = RestoreStatus.MISS
-    """What a restore of it is called."""
-    withdrawn: str = ""
-    """What was done to the key, `forgotten` or `quarantined`, so that there is nothing to restore."""
 
 
 def _at_once() -> None:
@@ -191,36 +178,3 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
         bytes=sum(entry.size for entry in files.values()),
         components=count_components(files.items()),
     )
-
-
-def choose(worker: Worker, request: Request) -> Choice:
-    """What there is to restore."""
-    storage = worker.storage
-    if request.generation is not None:
-        return Choice(storage.snapshot(ref_of(storage, worker.scope, request.generation)), RestoreStatus.RESTORED)
-    choice = _newest(worker, worker.scope)
-    if choice.snapshot is None and request.seed is not None:
-        seed = _newest(worker, replace(worker.scope, key=request.seed))
-        choice = seed._replace(status=RestoreStatus.SEEDED) if seed.snapshot else choice
-    if choice.snapshot is None and storage.trouble:
-        raise StoreUnavailable(storage.trouble)
-    return choice
-
-
-def _newest(worker: Worker, scope: Scope) -> Choice:
-    """The newest generation that is whole."""
-    snapshot = readable(*newest_there(worker.storage, scope), scope)
-    if snapshot and snapshot.ref.state is not RefState.LIVE:
-        return Choice(withdrawn=snapshot.ref.withdrawn)
-    return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
-
-
-def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
-    """The newest generation that is whole, where `generation` is the number of the newest; None if there is none.
-
-    Raises:
-        IntegrityError: there are generations, and none can be read.
-    """
-    if generation and snapshot is None:
-        raise IntegrityError(f"no generation of {scope} can be read; see `kstore verify {scope.key}`")
-    return snapshot

@@ -16,8 +16,9 @@ from typing import Any
 from kstore.errors import IntegrityError, KstoreError, StoreUnavailable
 from kstore.local.locked import LOCK_TIMEOUT, Changed
 from kstore.local.state import StateFolder
+from kstore.operations.choice import Choice, choose
 from kstore.operations.request import Request, restore_report
-from kstore.operations.restore import Choice, choose, mark_restored, place, remember_miss, report_placed, wait_for
+from kstore.operations.restore import mark_restored, place, remember_miss, report_placed, wait_for
 from kstore.operations.slips import warn_of_another_key
 from kstore.operations.takeover import lock_and_take_over
 from kstore.operations.wait import Waited
