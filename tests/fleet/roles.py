@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ def restore_on(folder: Path, number: int, end: float) -> int:
     """Returns how often it restored, each time into a fresh root."""
     restored = 0
     while time.time() < end or not restored:
-        report = Node(folder, f"restorer-{number}-{restored}").restore()
+        node = Node(folder, f"restorer-{number}-{restored}")
+        report = node.restore()
         assert report.status in (RestoreStatus.RESTORED, RestoreStatus.MISS), report
         assert report.skipped == ()
+        shutil.rmtree(node.tree.root)
         restored += 1
     return restored
 
