@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from kstore import upload
 from kstore.api import commit, restore
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
@@ -45,6 +44,7 @@ from kstore.published.ref import Ref, ref_name
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.scope import Scope
 from kstore.store import Store
+from kstore.upload import uploader
 from kstore.used import mark_name
 from tests.gc.stores import collect_fully
 from tests.trees import (
@@ -574,13 +574,13 @@ def test_a_small_file_that_changes_while_it_is_uploaded_is_published_as_it_was_h
     node, other = Node(tmp_path, layout=layout), Node(tmp_path, "other")
     wrapper = node.tree.wrapper()
     before = node.tree.read(wrapper)
-    read_lists = upload.read_doomed
+    read_lists = uploader.read_doomed
 
     def change(*arguments: Any) -> Any:
         node.tree.put(wrapper, b"changed meanwhile")
         return read_lists(*arguments)
 
-    monkeypatch.setattr(upload, "read_doomed", change)
+    monkeypatch.setattr(uploader, "read_doomed", change)
     assert node.commit().new_files == 1
     other.restore()
     assert other.tree.read(wrapper) == before
