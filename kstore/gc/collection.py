@@ -11,9 +11,7 @@ from kstore.errors import StoreUnavailable
 from kstore.gc.cost import size_of
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Marked, mark
-from kstore.gc.policy import (
-    Policy,
-)
+from kstore.gc.policy import Policy
 from kstore.gc.repack import repack, worth_rewriting
 from kstore.gc.report import GcReport, GcStatus
 from kstore.gc.retention import Retention
