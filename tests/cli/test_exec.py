@@ -342,9 +342,9 @@ def test_no_thread_is_left_that_could_get_a_signal_instead(cli: Cli) -> None:
 
 
 def test_no_thread_that_commits_meanwhile_could_get_a_signal_instead(cli: Cli) -> None:
-    watched = "until [ $(ls /proc/$PPID/task | wc -l) -gt 3 ]; do sleep 0.1; done"
-    others = 'for task in /proc/$PPID/task/*; do [ ${task##*/} = $PPID ] || grep SigBlk: "$task/status"; done'
-    result = cli.process("exec", "my/v1", "--settle", "1s", "--", "sh", "-c", f"{watched}; {others}")
+    others = 'for task in /proc/$PPID/task/*; do [ ${task##*/} = $PPID ] || grep -s SigBlk: "$task/status"; done'
+    watched = f'until masks=$({others}); [ $(echo "$masks" | wc -l) -gt 2 ]; do sleep 0.1; done; echo "$masks"'
+    result = cli.process("exec", "my/v1", "--settle", "1s", "--", "sh", "-c", watched)
     passed_on = sum(1 << (signal.Signals[name] - 1) for name in SIGNALS)
 
     masks = [int(line.split()[1], 16) for line in result.out.splitlines()]
