@@ -138,7 +138,7 @@ class Accounts(Generic[Group]):
                 yield entry.digest, self._kind(path.partition("/")[0]), entry.size
 
     def _kind(self, component: str) -> int:
-        if len(self._kinds) == _MOST_COMPONENTS and component not in self._kinds:
+        if len(self._kinds) >= _MOST_COMPONENTS and component not in self._kinds:
             component = OTHER
         return self._kinds.setdefault(component, 1 + len(self._kinds))
 

@@ -14,8 +14,10 @@ import pytest
 
 from kstore.environment import Host
 from kstore.gc import Policy
+from kstore.gc.mark import needs_in
+from kstore.published.manifest import Manifest
 from kstore.report import Count
-from kstore.stats.accounts import space_of
+from kstore.stats.accounts import Accounts, Holding, space_of
 from kstore.stats.overview import Shelf, overview
 from kstore.stats.space import Space
 from kstore.storage import Storage
@@ -148,6 +150,19 @@ def test_equal_files_are_counted_once(tmp_path: Path) -> None:
     assert space.groups["model/v1"].unique == 50_000
     assert space.whole.stored == 50_000 + space.whole.manifests == sum(objects(storage).values())
     assert space.whole.compressed == 0
+
+
+def test_a_manifest_may_name_more_components_than_are_told_apart(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    path = node.tree.wrapper()
+    node.commit()
+    ref, entry = node.newest(), node.published()[path]
+    manifest = Manifest({f"component{number}/file": entry for number in range(300)})
+    holding = Holding(ref, False, manifest, needs_in(node.store.storage.blobs, ref, manifest))
+    with Accounts(node.store.storage, lambda scope: scope.key) as accounts:
+        accounts.add(holding)
+        whole = accounts.finish().whole
+    assert (whole.artifacts, whole.unique) == (300 * entry.size, entry.size)
 
 
 def test_what_compression_saves_is_the_difference_to_the_folder(tmp_path: Path) -> None:
