@@ -21,7 +21,7 @@ from kstore.errors import KstoreError, reason_of
 from kstore.live.endings import has_ended
 from kstore.live.imports import import_commit
 from kstore.live.lookout import Lookout
-from kstore.live.schedule import SHARE, Plan, Schedule, Step
+from kstore.live.schedule import Plan, Schedule, Step
 from kstore.report import CommitReport, CommitStatus, summed
 from kstore.store import Store
 
@@ -32,8 +32,6 @@ _DONE_AFTER = 30.0
 """Seconds without a change after which a worker that others wait for counts as done: it may serve for weeks."""
 _DONE_UNTOLD_AFTER = 300.0
 """The same where somebody was to say when it is done: the server's URL may be wrong."""
-IDLE = 86400.0
-"""Seconds until there is a round though nothing has changed: gc is to know that what a server runs on is in use."""
 
 
 class _Request(NamedTuple):
@@ -85,12 +83,10 @@ class LiveCommits:
         self._key = key
         self._every = every
         self._only_asked = only_asked
-        self._schedule = Schedule(settle, every)
+        self._schedule = Schedule(settle, every, time.monotonic())
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         wake = partial(self._requests.put, None)
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
-        self._is_unsure = False
-        """Whether a file may have been written in place while a checkpoint was made, which nobody has seen."""
         self._is_told = is_told
         self._there_at = math.inf
         """When something that others may wait for more of was last published, or first found to be, by
@@ -102,10 +98,6 @@ class LiveCommits:
         self._last: CommitReport | None = None
         self._told = 0
         """How many of the checkpoints have been logged."""
-        self._worked_at = time.monotonic()
-        """When the last round began."""
-        self._cost = 0.0
-        """The cost of that round, in seconds of processor time."""
         self.process = os.getpid()
         """The process that commits; a child that is forked from it does not."""
         self._thread = threading.Thread(target=self._run, name="kstore live", daemon=True)
@@ -208,7 +200,7 @@ class LiveCommits:
                 self._round(Step.CHECKPOINT, request)
             elif request:
                 self.store.release(self._key)
-            elif time.monotonic() - self._worked_at >= self._rest and not self._only_asked:
+            elif not self._only_asked and self._schedule.is_overdue(time.monotonic(), self._is_uneasy):
                 self._round(Step.CHECKPOINT)
             if request and request.is_last:
                 self._is_over = True
@@ -234,7 +226,7 @@ class LiveCommits:
             plan = self._watch()
         if plan:
             self._lookout.stop_watch()
-        elif self._lookout.is_watching and self._is_unsure:
+        elif self._lookout.is_watching:
             return self._schedule.once_more(time.monotonic())
         return plan
 
@@ -252,7 +244,7 @@ class LiveCommits:
             return max(min(plan.at - now, self._lookout.beat), 0.0)
         if self._only_asked:
             return None
-        return max(min(self._every, self._rest, self._done_at - now), 0.0)
+        return max(min(self._every, self._schedule.rest(self._is_uneasy), self._done_at - now), 0.0)
 
     @property
     def _done_at(self) -> float:
@@ -261,12 +253,11 @@ class LiveCommits:
         return max(self._lookout.seen.last, self._there_at) + silence
 
     @property
-    def _rest(self) -> float:
-        """Seconds after which there is a round though no change was seen: a file that is written in place moves no
+    def _is_uneasy(self) -> bool:
+        """Whether there may be something to commit though no change was seen: a file that is written in place moves no
         folder's time, and what was left out may be finished by now.
         """
-        is_uneasy = self._lookout.is_blind or (self._last and self._last.skipped)
-        return max(self._every, self._cost / SHARE) if is_uneasy else IDLE
+        return self._lookout.is_blind or bool(self._last and self._last.skipped)
 
     def _next(self, patience: float | None) -> _Request | None:
         try:
@@ -275,7 +266,8 @@ class LiveCommits:
             return None
 
     def _round(self, step: Step, request: _Request = _OWN_ACCORD) -> None:
-        answer, self._worked_at, is_watched = request.answer, time.monotonic(), self._lookout.is_watching
+        self._schedule.begun(time.monotonic())
+        answer, is_watched = request.answer, self._lookout.is_watching
         changes, spent = self._lookout.seen.changes, time.thread_time()
         try:
             if step is Step.AHEAD:
@@ -289,9 +281,8 @@ class LiveCommits:
             else:
                 self._tell_trouble(error)
         else:
-            self._cost = time.thread_time() - spent
-            self._schedule.done(step, changes, time.monotonic(), self._cost)
-            self._is_unsure = not is_watched
+            cost = time.thread_time() - spent
+            self._schedule.done(step, changes, time.monotonic(), cost, is_watched=is_watched)
             # Before anything is logged: whoever asked may be a signal handler that has interrupted the log.
             if answer and self._last:
                 answer.give(self._last)

@@ -14,6 +14,8 @@ _FIRST_PAUSE = 1.0
 """Seconds before what failed is tried again; twice as long each time after that."""
 _MOST_DOUBLED = 32
 """How often it is doubled: a store may be away for days."""
+IDLE = 86400.0
+"""Seconds until there is a round though nothing has changed: gc is to know that what a server runs on is in use."""
 
 
 class Step(Enum):
@@ -33,9 +35,9 @@ class Plan(NamedTuple):
 
 
 class Schedule:
-    """Decides from a count of changes and the time of the last one."""
+    """Decides from a count of changes, the time of the last one, and what has become of the rounds."""
 
-    def __init__(self, settle: float, every: float) -> None:
+    def __init__(self, settle: float, every: float, now: float) -> None:
         """A checkpoint comes once nothing has changed for `settle` seconds, and `every` seconds after a change."""
         self._settle = settle
         self._every = every
@@ -44,6 +46,12 @@ class Schedule:
         self._uploaded = 0
         self._not_before = 0.0
         self._failures = 0
+        self._began_at = now
+        """When the last round began."""
+        self._cost = 0.0
+        """What the last one that succeeded cost, in seconds of processor time."""
+        self._was_watched = True
+        """Whether a watch was on meanwhile: without one, nobody sees what is written in place."""
 
     def plan(self, changes: int, last: float, now: float) -> Plan | None:
         """The next round, given how often the tree has changed and when it last did; None while nothing is new."""
@@ -57,12 +65,28 @@ class Schedule:
             return Plan(Step.AHEAD, ahead)
         return Plan(Step.CHECKPOINT, checkpoint)
 
-    def once_more(self, now: float) -> Plan:
-        """A checkpoint even though nothing is new."""
-        return Plan(Step.CHECKPOINT, max(now, self._not_before))
+    def once_more(self, now: float) -> Plan | None:
+        """A checkpoint even though nothing is new, if a file may have been written in place during the last round."""
+        return None if self._was_watched else Plan(Step.CHECKPOINT, max(now, self._not_before))
 
-    def done(self, step: Step, changes: int, now: float, cost: float) -> None:
-        """A round has dealt with the first `changes` changes, at a cost of `cost` seconds of processor time."""
+    def rest(self, is_uneasy: bool) -> float:
+        """Seconds after which there is a round though no change was seen; with `is_uneasy`, there may be one to see."""
+        return max(self._every, self._cost / SHARE) if is_uneasy else IDLE
+
+    def is_overdue(self, now: float, is_uneasy: bool) -> bool:
+        """Whether it is time for that round."""
+        return now - self._began_at >= self.rest(is_uneasy)
+
+    def begun(self, now: float) -> None:
+        """A round begins."""
+        self._began_at = now
+
+    def done(self, step: Step, changes: int, now: float, cost: float, *, is_watched: bool) -> None:
+        """A round has dealt with the first `changes` changes, at a cost of `cost` seconds of processor time. With
+        `is_watched`, what was written meanwhile is among the later changes, even if it was written in place.
+        """
+        self._cost = cost
+        self._was_watched = is_watched
         self._failures = 0
         self._not_before = now
         self.spent(now, cost)

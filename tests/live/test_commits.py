@@ -176,7 +176,7 @@ def test_others_wait_for_one_that_has_found_nothing_yet(
     monkeypatch.setattr(commits, "_DONE_AFTER", 0.0)
     assert node.restore(wait=PATIENCE).leads
     live = start()
-    until(lambda: watching(live) and live._last and not live._is_unsure)
+    until(lambda: watching(live) and live._last and live._schedule._was_watched)
     assert live._last and live._last.generation == 2
     assert is_held(node)
 
@@ -187,7 +187,7 @@ def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: 
     live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
     live.start()
     node.tree.wrapper("one")
-    until(lambda: live.checkpoints and watching(live) and not live._is_unsure)
+    until(lambda: live.checkpoints and watching(live) and live._schedule._was_watched)
     assert is_held(node)
     assert live.publish(PATIENCE, releases=True).ok
     assert not is_held(node)
@@ -212,7 +212,7 @@ def test_while_nothing_changes_nothing_is_done(node: Node, start: Start, monkeyp
     live = start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints)
-    until(lambda: watching(live) and not live._is_unsure)  # It looks once more after the watch has started.
+    until(lambda: watching(live) and live._schedule._was_watched)  # It looks once more after the watch has started.
     time.sleep(SOON)
     rounds = []
     for of, step in ((live, "_round"), (live._lookout, "look")):
@@ -264,7 +264,7 @@ def test_a_group_that_is_being_written_is_published_when_it_is_whole(node: Node,
 
 def test_what_a_server_runs_on_is_marked_as_used(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it compiles nothing any more."""
-    monkeypatch.setattr("kstore.live.commits.IDLE", 0.2)
+    monkeypatch.setattr("kstore.live.schedule.IDLE", 0.2)
     node.tree.wrapper("one")
     node.commit()
     sync = node.tree.root / ".kstore/sync.json"
@@ -277,7 +277,7 @@ def test_what_a_server_runs_on_is_marked_as_used(node: Node, start: Start, monke
 def test_a_thread_that_commits_only_when_asked_makes_no_round_of_its_own(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.live.commits.IDLE", 0.0)
+    monkeypatch.setattr("kstore.live.schedule.IDLE", 0.0)
     node.tree.wrapper("one")
     live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, only_asked=True)
     live.start()
@@ -526,7 +526,7 @@ def test_another_folder_in_the_place_of_the_root_is_seen(
     try:
         node.tree.wrapper("one")
         until(lambda: files(node) == 1)
-        until(lambda: watching(live) and not live._is_unsure)
+        until(lambda: watching(live) and live._schedule._was_watched)
         change(node.tree.root)
         node.tree.wrapper("two")
         until(lambda: files(node) == 2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kstore.live.schedule import BATCH, Plan, Schedule, Step
+from kstore.live.schedule import BATCH, IDLE, Plan, Schedule, Step
 
 SETTLE, EVERY = 5.0, 60.0
 
 
 def schedule() -> Schedule:
-    return Schedule(SETTLE, EVERY)
+    return Schedule(SETTLE, EVERY, now=0.0)
 
 
 def test_while_nothing_changes_there_is_nothing_to_do() -> None:
@@ -34,7 +34,7 @@ def test_changes_put_it_off_for_no_longer_than_a_while() -> None:
 def test_after_a_checkpoint_there_is_nothing_to_do_until_something_changes() -> None:
     made = schedule()
     made.plan(3, last=100.0, now=100.0)
-    made.done(Step.CHECKPOINT, 3, now=106.0, cost=0.0)
+    made.done(Step.CHECKPOINT, 3, now=106.0, cost=0.0, is_watched=True)
     assert made.plan(3, last=100.0, now=200.0) is None
     assert made.plan(4, last=200.0, now=200.0) == Plan(Step.CHECKPOINT, 205.0)
 
@@ -42,7 +42,7 @@ def test_after_a_checkpoint_there_is_nothing_to_do_until_something_changes() -> 
 def test_what_changed_while_a_checkpoint_was_made_is_for_the_next() -> None:
     made = schedule()
     made.plan(3, last=100.0, now=100.0)
-    made.done(Step.CHECKPOINT, 3, now=107.0, cost=0.0)
+    made.done(Step.CHECKPOINT, 3, now=107.0, cost=0.0, is_watched=True)
     assert made.plan(4, last=106.0, now=107.0) == Plan(Step.CHECKPOINT, 111.0)
 
 
@@ -53,7 +53,7 @@ def test_a_batch_is_uploaded_ahead_at_once() -> None:
 def test_each_batch_is_uploaded_once() -> None:
     made = schedule()
     made.plan(BATCH, last=100.0, now=100.0)
-    made.done(Step.AHEAD, BATCH, now=101.0, cost=0.0)
+    made.done(Step.AHEAD, BATCH, now=101.0, cost=0.0, is_watched=True)
     assert made.plan(BATCH + 1, last=101.0, now=101.0) == Plan(Step.CHECKPOINT, 106.0)
     assert made.plan(2 * BATCH, last=102.0, now=102.0) == Plan(Step.AHEAD, 102.0)
 
@@ -61,14 +61,40 @@ def test_each_batch_is_uploaded_once() -> None:
 def test_an_upload_does_not_put_off_the_checkpoint() -> None:
     made = schedule()
     made.plan(BATCH, last=100.0, now=100.0)
-    made.done(Step.AHEAD, BATCH, now=159.0, cost=0.0)
+    made.done(Step.AHEAD, BATCH, now=159.0, cost=0.0, is_watched=True)
     assert made.plan(2 * BATCH, last=160.0, now=160.0) == Plan(Step.CHECKPOINT, 160.0)
 
 
 def test_what_a_round_cost_is_little_of_the_time_until_the_next() -> None:
     made = schedule()
-    made.done(Step.CHECKPOINT, 1, now=100.0, cost=0.5)
+    made.done(Step.CHECKPOINT, 1, now=100.0, cost=0.5, is_watched=True)
     assert made.plan(BATCH + 1, last=101.0, now=101.0) == Plan(Step.CHECKPOINT, 150.0)
+
+
+def test_what_may_have_been_written_in_place_during_a_round_is_looked_for_once_more() -> None:
+    made = schedule()
+    assert made.once_more(now=100.0) is None
+    made.done(Step.CHECKPOINT, 1, now=100.0, cost=0.5, is_watched=False)
+    assert made.once_more(now=101.0) == Plan(Step.CHECKPOINT, 150.0)
+    made.done(Step.CHECKPOINT, 1, now=150.0, cost=0.0, is_watched=True)
+    assert made.once_more(now=151.0) is None
+
+
+def test_though_nothing_changes_there_is_a_round_now_and_then() -> None:
+    made = schedule()
+    made.begun(now=100.0)
+    assert not made.is_overdue(99.0 + IDLE, is_uneasy=False)
+    assert made.is_overdue(100.0 + IDLE, is_uneasy=False)
+
+
+def test_where_a_change_may_be_missed_that_is_every_so_often_unless_it_costs_too_much() -> None:
+    made = schedule()
+    made.begun(now=100.0)
+    assert not made.is_overdue(159.0, is_uneasy=True)
+    assert made.is_overdue(160.0, is_uneasy=True)
+    made.done(Step.CHECKPOINT, 1, now=101.0, cost=2.0, is_watched=False)
+    assert not made.is_overdue(299.0, is_uneasy=True)
+    assert made.is_overdue(300.0, is_uneasy=True)
 
 
 def test_what_failed_is_tried_again_later_each_time_and_at_least_as_often_as_checkpoints() -> None:
@@ -85,7 +111,7 @@ def test_after_success_trouble_begins_anew() -> None:
     made = schedule()
     for _ in range(9):
         made.failed(now=1000.0)
-    made.done(Step.CHECKPOINT, 1, now=1000.0, cost=0.0)
+    made.done(Step.CHECKPOINT, 1, now=1000.0, cost=0.0, is_watched=True)
     made.failed(now=1000.0)
     assert made.plan(2, last=990.0, now=1000.0) == Plan(Step.CHECKPOINT, 1001.0)
 
