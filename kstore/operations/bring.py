@@ -19,7 +19,7 @@ from kstore.blobs import Layout
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.operations.incoming import Incoming, News, merge_in
-from kstore.operations.proposal import Theirs
+from kstore.operations.theirs import Theirs
 from kstore.progress import Progress
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import noted, standing

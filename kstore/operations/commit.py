@@ -11,7 +11,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 from kstore.backends import StagingLost, Upload
 from kstore.damaged import damage_mark, damaged_blobs
@@ -23,14 +23,14 @@ from kstore.merge import count_declined
 from kstore.operations.foreign import foreign_at_commit, mark_machine
 from kstore.operations.memory import Memory, relied_upon
 from kstore.operations.merging import Merging
-from kstore.operations.proposal import Proposal, Theirs, meta_by
+from kstore.operations.proposal import Proposal, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
+from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
-from kstore.published.layers import newest_ref, newest_whole, or_below
 from kstore.published.leaning import noted, supports, supports_of
-from kstore.published.lost import lacks_pack, lost_of
+from kstore.published.lost import lost_of
 from kstore.published.manifest import Flag, Manifest, sizes_of, unit_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
@@ -122,6 +122,7 @@ class _Commit:
         self._state = state
         base = worker.base(state)
         self._base = relied_upon(base, state)
+        self._newest = Newest(worker.storage, worker.scope, self._base)
         self.memory = Memory(worker, state, self._base, found)
         self._merging = Merging(worker, state, base, intake.kept)
         self._waiting = state.waiting
@@ -135,9 +136,6 @@ class _Commit:
         self._uploader = Uploader(worker, intake, state.missed)
         self._foreign: dict[str, bytes] = {}
         self._is_complete = True
-        self._taken = 0
-        self._lacks_pack = cache(partial(lacks_pack, self._storage))
-        """For a newest generation. Asked once for each, because it takes one system call per pack."""
         self._published: Proposal | None = None
         is_supported = not state.supports or state.supports == supports(self._storage)
         self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
@@ -151,7 +149,7 @@ class _Commit:
             self.memory.save_index(self._unsaved)
             self._unsaved = None
         for _ in range(MAX_RACES):
-            theirs = self._newest()
+            theirs = self._newest.theirs()
             proposal = self._propose(theirs)
             lost = self._lost(theirs.snapshot)
             if not (lost or self._is_reason(theirs, proposal)):
@@ -164,7 +162,7 @@ class _Commit:
     def upload_ahead(self) -> tuple[str, ...]:
         """Upload what is new, except files that are merged by meaning: what they become is not known yet."""
         self._leave_out_foreign()
-        theirs = self._newest()
+        theirs = self._newest.theirs()
         proposal = self._propose(theirs)
         news = proposal.taken if self._is_reason(theirs, proposal) else ()
         paths = [path for path in news if not self._ours[path].flags & _MERGE]
@@ -181,7 +179,7 @@ class _Commit:
         if not self._is_synced:
             return False
         with suppress(IntegrityError):
-            if base.is_generation_of(self._newest_ref()) and not self._lacks_pack(base.ref):
+            if base.is_generation_of(self._newest.ref()) and not self._newest.lacks_pack(base.ref):
                 return not (damaged_blobs(self._storage.backend) and self._lost(base))
         return False
 
@@ -198,25 +196,6 @@ class _Commit:
         else:
             bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
             mark_machine(self._worker, bound)
-
-    def _newest(self) -> Theirs:
-        try:
-            ref = self._newest_ref()
-            if ref is None:
-                return Theirs()
-            known = self._base if self._base and self._base.is_generation_of(ref) else None
-            if known is None or self._lacks_pack(ref):  # that pack may have held its manifest
-                known = self._storage.snapshot(ref)
-            return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._worker.scope, known))
-        except IntegrityError:
-            return Theirs(*newest_whole(self._storage, self._worker.scope, self._taken))
-
-    def _newest_ref(self) -> Ref | None:
-        ref = newest_ref(self._storage, self._worker.scope)
-        if self._taken > (ref.generation if ref and not ref.depth else 0):
-            # NFS may go on listing a folder as it was, but a known name is looked up.
-            return self._storage.refs.get(self._worker.scope, self._taken)
-        return ref
 
     def _propose(self, theirs: Theirs) -> Proposal:
         proposal = self._merging.propose(theirs, self._ours)
@@ -263,13 +242,13 @@ class _Commit:
         ref = theirs.successor(self._worker.scope, manifest, data, delta, packs, effort, self._worker.lease)
         if not self._storage.refs.publish(ref, reserved):
             log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
-            self._taken = ref.generation
+            self._newest.taken = ref.generation
             return None
         self._published, self._waiting = proposal, 0
         if not self._storage.refs.is_newest(ref):
             # Most likely another worker went on from it. But a worker that was held up for hours may have taken a
             # number that others had used, and gc removed, meanwhile: then the newest generation lacks what is ours.
-            self._taken = ref.generation
+            self._newest.taken = ref.generation
             return None
         self._save_base(Snapshot(ref, data), manifest, proposal)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
@@ -291,7 +270,7 @@ class _Commit:
         if newest is None:
             return set()
         ours = sizes_of(self._ours.values())
-        return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._lacks_pack(newest.ref))
+        return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._newest.lacks_pack(newest.ref))
 
     def _leave_out(self, refused: set[bytes]) -> None:
         """Files that changed since they were hashed wait for the next commit, with their groups."""

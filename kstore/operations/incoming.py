@@ -14,7 +14,8 @@ from kstore.components.mergers import merge_files
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.merge import merge
-from kstore.operations.proposal import Theirs, apart
+from kstore.operations.proposal import apart
+from kstore.operations.theirs import Theirs
 from kstore.published.leaning import fetch
 from kstore.published.manifest import Entry, Files, Manifest
 from kstore.published.ref import Ref

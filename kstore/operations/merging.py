@@ -13,7 +13,8 @@ from kstore.local.found import Skipped
 from kstore.local.reading import read_finished
 from kstore.local.state import State
 from kstore.merge import Merged, merge, never_had, still_declined
-from kstore.operations.proposal import Proposal, Theirs, apart
+from kstore.operations.proposal import Proposal, apart
+from kstore.operations.theirs import Theirs
 from kstore.published.layers import remembers
 from kstore.published.leaning import fetch
 from kstore.published.manifest import Entry, Files, Flag, Manifest

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.operations.commit import _Commit
-from kstore.operations.proposal import Theirs
+from kstore.operations.theirs import Newest, Theirs
 from kstore.published import layers
 from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
@@ -124,13 +123,13 @@ def test_nothing_is_lost_between_two_images(names: tuple[str, ...], layout: str,
 
 def test_numbers_that_go_on_from_those_below_are_found_to_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The explorer sees why the first generation above is number 1."""
-    real = _Commit._newest
+    real = Newest.theirs
 
-    def counted_on(commit: _Commit) -> Theirs:
-        found = real(commit)
+    def counted_on(newest: Newest) -> Theirs:
+        found = real(newest)
         below = found.snapshot and found.snapshot.ref.depth
         return found._replace(generation=found.snapshot.ref.generation) if found.snapshot and below else found
 
-    monkeypatch.setattr(_Commit, "_newest", counted_on)
+    monkeypatch.setattr(Newest, "theirs", counted_on)
     with pytest.raises(Violation, match="is not in the newest generation"):
         check(tmp_path, "packed", "commit A", "commit B")

@@ -1,0 +1,115 @@
+"""Theirs: what a commit merges with, and how it is found."""
+
+from __future__ import annotations
+
+import time
+from functools import cache, partial
+from operator import attrgetter
+from typing import NamedTuple
+
+from kstore.creator import creator
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
+from kstore.published.layers import newest_ref, newest_whole, or_below
+from kstore.published.lost import lacks_pack
+from kstore.published.manifest import Manifest
+from kstore.published.ref import Delta, Effort, Ref
+from kstore.published.snapshot import Snapshot
+from kstore.scope import Scope
+from kstore.storage import Storage
+
+
+class Theirs(NamedTuple):
+    """The newest generation of the scope, as last seen."""
+
+    generation: int = 0
+    """Its number; 0 if nothing is published in the store that is written."""
+    snapshot: Snapshot | None = None
+    """That generation; if it is damaged, the newest whole one before it; if there is none, what a store below has."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Empty if nothing is published."""
+        return self.snapshot.manifest if self.snapshot else Manifest()
+
+    @property
+    def line(self) -> int:
+        """Where the line of its successor begins: with the successor, if the generation listed as newest is damaged."""
+        ref = self.snapshot.ref if self.snapshot else None
+        if ref and ref.depth and not self.generation:
+            return 0
+        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
+
+    @property
+    def lineage(self) -> tuple[bytes, ...]:
+        """The lineage of its successor."""
+        ref = self.snapshot.ref if self.snapshot else None
+        return ref.leads_to() if ref and not ref.depth and ref.generation == self.generation else ()
+
+    def successor(
+        self,
+        scope: Scope,
+        manifest: Manifest,
+        data: bytes,
+        delta: Delta | None,
+        packs: tuple[str, ...],
+        effort: Effort | None = None,
+        lease: str = "",
+    ) -> Ref:
+        """The next generation, with a manifest of these bytes, stored whole or as a delta, and the packs to name."""
+        return Ref(
+            scope=scope,
+            generation=self.generation + 1,
+            manifest=digest_of(data),
+            manifest_size=len(data),
+            delta=delta,
+            packs=packs,
+            created=time.time(),
+            creator=creator(),
+            files=sum(map(len, (manifest.files, *manifest.hosts.values()))),
+            size=sum(map(attrgetter("size"), manifest.entries())),
+            parent=self.generation,
+            line=self.line,
+            lineage=self.lineage,
+            effort=effort,
+            lease=lease,
+        )
+
+
+class Newest:
+    """Finds the newest generation of a scope, anew for each attempt of one commit to publish."""
+
+    def __init__(self, storage: Storage, scope: Scope, base: Snapshot | None) -> None:
+        """`base` is what the root grew from. While that is the newest generation, its manifest is not read again."""
+        self._storage = storage
+        self._scope = scope
+        self._base = base
+        self.taken = 0
+        """The highest number that is known to be taken, listed or not."""
+        self.lacks_pack = cache(partial(lacks_pack, storage))
+        """For a newest generation. Asked once for each, because it takes one system call per pack."""
+
+    def theirs(self) -> Theirs:
+        """The newest generation; if it is damaged, the newest whole one before it."""
+        try:
+            ref = self.ref()
+            if ref is None:
+                return Theirs()
+            known = self._base if self._base and self._base.is_generation_of(ref) else None
+            if known is None or self.lacks_pack(ref):  # that pack may have held its manifest
+                known = self._storage.snapshot(ref)
+            return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._scope, known))
+        except IntegrityError:
+            return Theirs(*newest_whole(self._storage, self._scope, self.taken))
+
+    def ref(self) -> Ref | None:
+        """Its ref, even if the generation is empty; None if no store has one.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        ref = newest_ref(self._storage, self._scope)
+        if self.taken > (ref.generation if ref and not ref.depth else 0):
+            # NFS may go on listing a folder as it was, but a known name is looked up.
+            return self._storage.refs.get(self._scope, self.taken)
+        return ref
