@@ -17,21 +17,22 @@ from kstore.backends import StagingLost, Upload
 from kstore.damaged import damage_mark, damaged_blobs
 from kstore.errors import IntegrityError
 from kstore.intake import Intake
-from kstore.local.found import Scan, Skipped
+from kstore.local.found import Scan
 from kstore.local.state import State, StillRoot
 from kstore.merge import count_declined
 from kstore.operations.foreign import foreign_at_commit, mark_machine
 from kstore.operations.memory import Memory, relied_upon
 from kstore.operations.merging import Merging
+from kstore.operations.ours import Ours
 from kstore.operations.proposal import Proposal, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
 from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
-from kstore.published.leaning import noted, supports, supports_of
+from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Flag, Manifest, sizes_of, unit_of
+from kstore.published.manifest import Flag, Manifest, sizes_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
@@ -126,16 +127,13 @@ class _Commit:
         self.memory = Memory(worker, state, self._base, found)
         self._merging = Merging(worker, state, base, intake.kept)
         self._waiting = state.waiting
-        self._ours = found.files
+        self._ours = Ours(found.files)
         self._found = found
         index = found.index_beside_base
         self._unsaved = index if index != state.index else None
         """What is to be remembered about the root and is not saved yet."""
-        self._skipped = list(found.skipped)
         self._intake = intake
         self._uploader = Uploader(worker, intake, state.missed)
-        self._foreign: dict[str, bytes] = {}
-        self._is_complete = True
         self._published: Proposal | None = None
         is_supported = not state.supports or state.supports == supports(self._storage)
         self._is_synced = state.synced and self._unsaved is None and not found.unsettled and is_supported
@@ -145,7 +143,7 @@ class _Commit:
             return self._report(CommitStatus.UNCHANGED, self._base.ref)
         self._leave_out_foreign()
         if self._unsaved:  # From now on, what is new in the root looks as if it had been there for long.
-            self.memory.save_host(self._ours, self._foreign)
+            self.memory.save_host(self._ours)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
         for _ in range(MAX_RACES):
@@ -165,12 +163,13 @@ class _Commit:
         theirs = self._newest.theirs()
         proposal = self._propose(theirs)
         news = proposal.taken if self._is_reason(theirs, proposal) else ()
-        paths = [path for path in news if not self._ours[path].flags & _MERGE]
+        ours = self._ours.files
+        paths = [path for path in news if not ours[path].flags & _MERGE]
         uploader = self._uploader
         reliance = uploader.begin(
-            theirs.snapshot, self._base, lambda: {self._ours[p].digest for p in paths}, is_first=not theirs.generation
+            theirs.snapshot, self._base, lambda: {ours[p].digest for p in paths}, is_first=not theirs.generation
         )
-        sources = Sources(self._worker, self._ours, paths, {}, self._intake.kept)
+        sources = Sources(self._worker, ours, paths, {}, self._intake.kept)
         uploader.upload(plan_upload(reliance, sources.sizes), sources.read)
         return uploader.packs
 
@@ -183,30 +182,23 @@ class _Commit:
                 return not (damaged_blobs(self._storage.backend) and self._lost(base))
         return False
 
-    def _skip(self, *skipped: Skipped) -> None:
-        """Leave these to the next commit."""
-        self._skipped += skipped
-        self._is_complete = False
-
     def _leave_out_foreign(self) -> None:
-        self._foreign = foreign_at_commit(self._worker, self._state, self._found)
-        if self._foreign:
-            self._ours = {path: entry for path, entry in self._ours.items() if path not in self._foreign}
-            self._skip(*(Skipped(path, "it was built on another host") for path in sorted(self._foreign)))
+        foreign = foreign_at_commit(self._worker, self._state, self._found)
+        if foreign:
+            self._ours.leave_out_foreign(foreign)
         else:
-            bound = (path.partition("/")[0] for path, entry in self._ours.items() if entry.flags & _HOST)
+            bound = (path.partition("/")[0] for path, entry in self._ours.files.items() if entry.flags & _HOST)
             mark_machine(self._worker, bound)
 
     def _propose(self, theirs: Theirs) -> Proposal:
-        proposal = self._merging.propose(theirs, self._ours)
-        if proposal.skipped:
-            self._skip(*proposal.skipped)
+        proposal = self._merging.propose(theirs, self._ours.files)
+        self._ours.skipped += proposal.skipped
         return proposal
 
     def _is_reason(self, theirs: Theirs, proposal: Proposal) -> bool:
         if self._worker.is_temporary:
             return bool(proposal.taken)
-        return is_reason(self._worker.table, proposal.taken, self._ours, (theirs.snapshot, self._base))
+        return is_reason(self._worker.table, proposal.taken, self._ours.files, (theirs.snapshot, self._base))
 
     def _try_publish(self, theirs: Theirs, proposal: Proposal, lost: set[bytes]) -> CommitReport | None:
         """Upload and publish. Returns None if it must merge again: a file changed, or another worker was faster."""
@@ -235,7 +227,7 @@ class _Commit:
         to_store, delta = shortened(data, reliance)
         refused = uploader.upload(plan, sources.read, to_store)
         if refused:
-            self._leave_out(refused)
+            self._ours.leave_out_changed(refused)
             return None
         effort = Effort(max(0.0, round(time.time() - self._began, 3)), uploader.bytes, len(proposal.taken))
         packs = packs_to_name(plan, uploader.stored, manifest, delta)
@@ -250,33 +242,28 @@ class _Commit:
             # number that others had used, and gc removed, meanwhile: then the newest generation lacks what is ours.
             self._newest.taken = ref.generation
             return None
-        self._save_base(Snapshot(ref, data), manifest, proposal)
+        self.memory.save_base(Snapshot(ref, data), manifest, proposal.declined, self._ours, self._waiting)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
         """Digests of what this commit may bring or rely on."""
         manifests = (digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored)
-        return {entry.digest for entry in self._ours.values()}.union(proposal.contents, manifests)
+        return {entry.digest for entry in self._ours.files.values()}.union(proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, except what was written while the root was read."""
-        again, written = (path for path, entry in self._ours.items() if entry.digest in lost), self._uploader.written
+        ours, written = self._ours.files, self._uploader.written
+        again = (path for path, entry in ours.items() if entry.digest in lost)
         every = {*proposal.taken, *again} if lost else proposal.taken
-        paths = [path for path in every if self._ours[path].digest not in written]
-        return Sources(self._worker, self._ours, paths, proposal.contents, self._intake.kept)
+        paths = [path for path in every if ours[path].digest not in written]
+        return Sources(self._worker, ours, paths, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
         """Digests of blobs in ours that the newest generation needs and the store has lost."""
         if newest is None:
             return set()
-        ours = sizes_of(self._ours.values())
+        ours = sizes_of(self._ours.files.values())
         return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._newest.lacks_pack(newest.ref))
-
-    def _leave_out(self, refused: set[bytes]) -> None:
-        """Files that changed since they were hashed wait for the next commit, with their groups."""
-        units = {unit_of(path, entry) for path, entry in self._ours.items() if entry.digest in refused}
-        self._ours = {p: entry for p, entry in self._ours.items() if unit_of(p, entry) not in units}
-        self._skip(*(Skipped(unit, "it changed while it was uploaded") for unit in sorted(units)))
 
     def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:
         self._waiting = len(proposal.taken)
@@ -290,15 +277,7 @@ class _Commit:
         """All of ours is in theirs, or declined: from now on, theirs is what the root grew from."""
         news = theirs.snapshot is not self._base or proposal.declined != self._merging.declined or not self._is_synced
         if theirs.snapshot and news:
-            self._save_base(theirs.snapshot, theirs.manifest, proposal)
-
-    def _save_base(self, snapshot: Snapshot, manifest: Manifest, proposal: Proposal) -> None:
-        found = (snapshot.ref.manifest,), (entry.digest for entry in self._ours.values())
-        missed = self._state.missed.difference(*found)
-        below = supports_of(self._storage, manifest)
-        self.memory.save_base(
-            snapshot, proposal.declined, self._foreign, missed, below, self._is_complete, self._waiting
-        )
+            self.memory.save_base(theirs.snapshot, theirs.manifest, proposal.declined, self._ours, self._waiting)
 
     def _report(
         self, status: CommitStatus, ref: Ref | None, manifest: Manifest | None = None, proposal: Proposal | None = None
@@ -314,6 +293,6 @@ class _Commit:
             waiting=self._waiting,
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
-            skipped=tuple(self._skipped),
+            skipped=(*self._found.skipped, *self._ours.skipped),
             found=len(self._found.known) + self._found.forgotten,
         )

@@ -6,7 +6,7 @@ Losing it costs time, never an artifact: if the root's disk is full, what was co
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from kstore.errors import CacheRootError
@@ -14,7 +14,9 @@ from kstore.local.found import Scan
 from kstore.local.index import Index
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
-from kstore.published.manifest import Files, Flag
+from kstore.operations.ours import Ours
+from kstore.published.leaning import supports_of
+from kstore.published.manifest import Flag, Manifest
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
 
@@ -35,13 +37,13 @@ class Memory:
         self.is_kept = True
         """Whether everything could be written."""
 
-    def save_host(self, ours: Files, foreign: Mapping[str, bytes]) -> None:
+    def save_host(self, ours: Ours) -> None:
         """Remember that the root is on another host now, if `ours` was built there, and what is from the one before."""
-        if not self._state.host or not any(entry.flags & _HOST for entry in ours.values()):
+        if not self._state.host or not any(entry.flags & _HOST for entry in ours.files.values()):
             return  # otherwise a commit would wait for the compiler's answer
         host = self._worker.host.fingerprint
         if host != self._state.host:
-            self._worker.state.save_host(host, foreign)
+            self._worker.state.save_host(host, ours.foreign)
 
     def save_index(self, index: Index) -> None:
         """Remember what was found in the root."""
@@ -50,19 +52,14 @@ class Memory:
         self._found.forget()
 
     def save_base(
-        self,
-        snapshot: Snapshot,
-        declined: Mapping[str, bytes],
-        foreign: Mapping[str, bytes],
-        missed: Set[bytes],
-        supports: Sequence[str],
-        is_complete: bool,
-        waiting: int,
+        self, snapshot: Snapshot, manifest: Manifest, declined: Mapping[str, bytes], ours: Ours, waiting: int
     ) -> None:
-        """Remember that the root grew from `snapshot`. `is_complete` says that everything in the root is also in the
-        snapshot, declined or `waiting`.
+        """Remember that the root grew from `snapshot`, which has this manifest: everything in `ours`, except what it
+        has skipped, is also in there, declined or `waiting`.
         """
         worker = self._worker
+        missed = self._state.missed.difference([snapshot.ref.manifest], (e.digest for e in ours.files.values()))
+        supports = supports_of(worker.storage, manifest)
         keeps_base = self._base is not None and self._base.is_generation_of(snapshot.ref)
         with self._writing():
             if not keeps_base and self._found.untouched:
@@ -71,10 +68,10 @@ class Memory:
                 Base(worker.storage.holder(snapshot.ref).identity, snapshot),
                 declined,
                 host=worker.host.fingerprint_or(self._state.host),
-                synced=is_complete and self.is_kept,
+                synced=not ours.skipped and self.is_kept,
                 waiting=waiting,
                 untouched=worker.untouched(self._state, self._base) if keeps_base else UNMARKED,
-                foreign=foreign,
+                foreign=ours.foreign,
                 missed=missed,
                 supports=supports,
             )

@@ -1,0 +1,31 @@
+"""Ours: what a commit has to publish, and what it leaves to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kstore.local.found import Skipped
+from kstore.published.manifest import Files, unit_of
+
+
+class Ours:
+    """What the scan of a cache root has found, less what the commit leaves out."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.foreign: Mapping[str, bytes] = {}
+        """What was left out because it was built on another host, with its digests."""
+        self.skipped: list[Skipped] = []
+        """What waits for the next commit, other than what the scan has skipped."""
+
+    def leave_out_foreign(self, foreign: Mapping[str, bytes]) -> None:
+        """Leave out what was built on another host."""
+        self.foreign = foreign
+        self.files = {path: entry for path, entry in self.files.items() if path not in foreign}
+        self.skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
+
+    def leave_out_changed(self, digests: set[bytes]) -> None:
+        """Leave out files that changed since they were hashed, with their groups."""
+        units = {unit_of(path, entry) for path, entry in self.files.items() if entry.digest in digests}
+        self.files = {path: entry for path, entry in self.files.items() if unit_of(path, entry) not in units}
+        self.skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
