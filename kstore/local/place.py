@@ -14,6 +14,7 @@ from kstore.blobs import BlobStore
 from kstore.deadline import Waiting
 from kstore.errors import CacheRootError
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.fill import Source
 from kstore.local.found import Skipped
 from kstore.local.headstart import Begun
 from kstore.local.link import Linker
@@ -21,7 +22,7 @@ from kstore.local.move import Mover
 from kstore.local.names import refused_names
 from kstore.local.placed import Placed
 from kstore.local.stages import cannot_write, find_elsewhere, open_stages
-from kstore.local.staging import Source, Staging
+from kstore.local.staging import Staging
 from kstore.local.state import StateFolder
 from kstore.progress import Progress
 from kstore.published.manifest import Files, nearest_folders, with_parents

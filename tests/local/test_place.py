@@ -179,7 +179,7 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
 
     monkeypatch.setattr(place.blobs, "parts", lambda *asked: ())
     monkeypatch.setattr(Writer, "write", write)
-    monkeypatch.setattr("kstore.local.staging.make_folders", make_late)
+    monkeypatch.setattr("kstore.local.fill.make_folders", make_late)
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
@@ -205,7 +205,7 @@ def test_what_interrupts_the_making_of_folders_ends_the_restore(place: Place, mo
             raise KeyboardInterrupt
         make_folders(paths)
 
-    monkeypatch.setattr("kstore.local.staging.make_folders", make_unless_in_a_thread)
+    monkeypatch.setattr("kstore.local.fill.make_folders", make_unless_in_a_thread)
     with pytest.raises(KeyboardInterrupt):
         place.place({"inductor/ab/c.py": place.store(b"published")})
 
@@ -230,7 +230,7 @@ def test_a_blob_that_goes_before_it_is_linked_costs_its_group(tmp_path: Path, mo
 def test_where_a_folder_goes_before_it_is_filled_nothing_is_placed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kstore.local.staging.make_folders", lambda paths: None)
+    monkeypatch.setattr("kstore.local.fill.make_folders", lambda paths: None)
     with pytest.raises(CacheRootError, match="No such file"):
         place.place({f"inductor/{number:02}/c.py": place.store(b"%d" % number) for number in range(3)})
 

@@ -1,0 +1,209 @@
+"""Brings artifacts from stores into the folders in which they are built: linked, or copied.
+
+However an artifact came here, it gets its blob's stamp as the fraction of its modification time, and no change leaves
+that time. Exceptions are artifacts whose time matters or that are written with other paths. By its time, the next scan
+knows an artifact that is never changed in place, without a hash and without an entry in the index.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from kstore.blobs import BlobStore, Part
+from kstore.blobs.loose import blob_path
+from kstore.blobs.packindex import MAX_SHARED_FRAME
+from kstore.blobs.packreader import Blob
+from kstore.folders import make_folders
+from kstore.local.link import Link, Linker, LinkMode
+from kstore.local.pathsof import PathsOf
+from kstore.local.placed import Placed
+from kstore.local.write import Writer
+from kstore.progress import Progress
+from kstore.published.manifest import Files, Flag
+from kstore.threads import Pool, submit
+
+log = logging.getLogger(__name__)
+
+THREADS = 2
+"""More threads only wait for each other, in the filesystem and for the interpreter."""
+_LINK_COUNT = 512
+"""Files that a thread links in one go."""
+_FOLDER_COUNT = 128
+"""Folders that are made before the threads that wait for them are told."""
+_WAITING = 2 * THREADS
+"""Parts that are being copied or wait for a thread: what is known about each is in memory."""
+_LINK = int(Flag.LINK)
+
+
+class Source(NamedTuple):
+    """A store that blobs come from, and how they can be linked from it."""
+
+    blobs: BlobStore
+    linker: Linker
+
+
+class FoldersBeingMade:
+    """The folders that artifacts are built in, while they are being made: what needs some of them waits for these."""
+
+    def __init__(
+        self, missing: Sequence[str], staged: Callable[[str], str], making: Sequence[Future[None]], maker: Pool
+    ) -> None:
+        """`maker` makes those that are `missing`, sorted as artifact paths; the others exist when `making` is done."""
+        self._missing = missing
+        self._making = making
+        folders = [*map(staged, missing)]
+        some = (folders[at : at + _FOLDER_COUNT] for at in range(0, len(folders), _FOLDER_COUNT))
+        self._made = [submit(maker, make_folders, folders) for folders in some]
+
+    def wait(self, paths: Collection[str] | None = None) -> None:
+        """Wait until the folders of these artifacts exist; without any, until all do."""
+        needed = len(self._made)
+        if paths:
+            last = max(path.rpartition("/")[0] for path in paths)
+            needed = bisect_left(self._missing, last) // _FOLDER_COUNT + 1
+        for made in (*self._making, *self._made[:needed]):
+            made.result()
+
+
+class Filler:
+    """Brings artifacts to where they are being built, from one store after the other."""
+
+    def __init__(
+        self,
+        wanted: Files,
+        staged: Callable[[str], str],
+        writer: Writer,
+        folders: FoldersBeingMade,
+        pool: Pool,
+        progress: Progress,
+    ) -> None:
+        """Each of the artifacts `wanted` is built where `staged` says, in one of these folders."""
+        self._wanted = wanted
+        self._staged = staged
+        self._writer = writer
+        self._folders = folders
+        self._pool = pool
+        self._progress = progress
+        self.placed = Placed()
+        """What has been brought."""
+
+    @property
+    def lacks_any(self) -> bool:
+        """Whether an artifact has not been brought."""
+        return len(self.placed.paths) < len(self._wanted)
+
+    def take_begun(self, linking: Sequence[Future[Placed]], source: Source, packs: Sequence[str]) -> None:
+        """Take what is being linked already, and meanwhile copy what is never linked. No other file is brought."""
+        unlinked = {path: entry for path, entry in self._wanted.items() if not entry.flags & _LINK}
+        self._copy_while(linking, unlinked, source.blobs, packs)
+
+    def take(self, among: Files, source: Source, packs: Sequence[str]) -> None:
+        """Bring what is missing of these: link what is loose, and meanwhile copy the rest. Then copy what is left."""
+        came = self.placed.paths
+        wanted = {path: e for path, e in among.items() if path not in came} if came else among
+        if not wanted:
+            return
+        others, linking = self._start_links(wanted, source, packs)
+        self._copy_while(linking, others, source.blobs, packs)
+        if came.issuperset(wanted):
+            return
+        # What cannot be linked, is damaged, or is not where the ref says.
+        left = PathsOf(wanted, came)
+        for blob in _readable(source.blobs.fetch_many(left.sizes(), packs)):
+            self.placed.add(self._write([blob], left))
+            del blob  # or a large one would be held while the next one is read
+
+    def _copy_while(
+        self, linking: Sequence[Future[Placed]], others: Files, blobs: BlobStore, packs: Sequence[str]
+    ) -> None:
+        """Copy the others, in the order in which the store has them, while some are being linked."""
+        paths = PathsOf(others, self.placed.paths)
+        parts = blobs.parts(paths.sizes(), packs)
+        copying = self._copy_pack(paths, parts) if len(packs) == 1 else self._copy(paths, parts)
+        for part in chain(copying, (part.result() for part in linking)):
+            self.placed.add(part)
+            self._progress.done = len(self.placed.paths)
+
+    def _start_links(
+        self, among: Files, source: Source, packs: Sequence[str]
+    ) -> tuple[Files, Sequence[Future[Placed]]]:
+        """Link what is loose; returns the other files, and the threads' work on the links."""
+        packed = source.blobs.digests_in(packs)
+        loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
+        folder = source.blobs.loose.folder
+        if not loose or folder is None:
+            return among, []
+        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
+        # The first one finds out which way works.
+        self.placed.add(self._link(source.linker, folder, loose[:1]))
+        if source.linker.mode is LinkMode.COPY:
+            return among, []
+        some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
+        return others, [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]
+
+    def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
+        """Link the artifacts whose blobs exist and have not been touched since they were published."""
+        entries = [self._wanted[path] for path in paths]
+        links = [
+            Link(blob_path(folder, e.digest), self._staged(path), e) for path, e in zip(paths, entries, strict=True)
+        ]
+        self._folders.wait(paths)
+        modes = linker.link_many(links)
+        placed = Placed({path for path, mode in zip(paths, modes, strict=True) if mode is not LinkMode.COPY})
+        for mode in set(modes) - {LinkMode.COPY}:
+            placed.modes[mode] = modes.count(mode)
+        return placed
+
+    def _copy_pack(self, paths: PathsOf, parts: Iterator[Part]) -> Iterator[Placed]:
+        """Copy one pack. A model of the usual size is a single part: two threads write that as well."""
+        first = [*islice(parts, 2)]
+        if len(first) != 1 or first[0].size > MAX_SHARED_FRAME:
+            yield from self._copy(paths, chain(first, parts))
+            return
+        blobs = [*first[0].load()]
+        half = len(blobs) // 2
+        written = submit(self._pool, self._write, blobs[:half], paths)
+        yield self._write(blobs[half:], paths)
+        yield written.result()
+
+    def _copy(self, paths: PathsOf, parts: Iterable[Part]) -> Iterator[Placed]:
+        def write(part: Part) -> Placed:
+            return self._write(part.load(), paths)
+
+        return _map_parts(self._pool, write, parts)
+
+    def _write(self, blobs: Iterable[Blob], paths: PathsOf) -> Placed:
+        contents = paths.of(blobs)
+        self._folders.wait()
+        return self._writer.write(*contents)
+
+
+def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
+    """Yield blobs until there is trouble with the store, which costs only what is still missing then."""
+    try:
+        yield from blobs
+    except OSError as error:
+        log.warning("what is missing cannot be looked for: %s", error)
+
+
+def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
+    """Like `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
+    done, waiting = SimpleQueue[Future[Placed]](), 0
+    for part in parts:
+        is_large = part.size > MAX_SHARED_FRAME
+        while waiting and (is_large or waiting >= _WAITING):
+            yield done.get().result()
+            waiting -= 1
+        submit(pool, function, part).add_done_callback(done.put)
+        waiting += 1
+        if is_large:
+            yield done.get().result()
+            waiting -= 1
+    for _ in range(waiting):
+        yield done.get().result()
