@@ -21,13 +21,18 @@ class Stored(NamedTuple):
     """Of what is in these packs, or loose."""
 
 
+def packs_in(stored: Sequence[Stored]) -> tuple[str, ...]:
+    """The packs of all that was stored."""
+    return tuple(pack for packs, _ in stored for pack in packs)
+
+
 def packs_to_name(
     plan: UploadPlan, stored: Sequence[Stored], manifest: Manifest, delta: Delta | None
 ) -> tuple[str, ...]:
     """All packs that may hold blobs of the manifest, or the manifest that it follows on. What the newest generation
     keeps is looked for in its packs alone: others that hold it may be gone, because gc makes one pack of many.
     """
-    own = tuple(pack for packs, _ in stored for pack in packs)
+    own = packs_in(stored)
     theirs, newest = plan.reliance.theirs, plan.reliance.newest
     if not (theirs or plan.packs):
         return own

@@ -18,7 +18,7 @@ from kstore.published.siblings import siblings
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.storage import Storage
-from kstore.upload.named import Stored
+from kstore.upload.named import Stored, packs_in
 from kstore.upload.plan import UploadPlan
 from kstore.upload.reliance import Reliance, present
 
@@ -104,7 +104,7 @@ class Uploader:
     @property
     def packs(self) -> tuple[str, ...]:
         """What this commit has written and may rely on."""
-        return tuple(pack for packs, _ in self.stored for pack in packs)
+        return packs_in(self.stored)
 
     @property
     def written(self) -> set[bytes]:
