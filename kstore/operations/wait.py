@@ -98,7 +98,7 @@ class _Wait:
                 self._look()
                 if self._is_done(is_free=is_free):
                     break
-                leads = self._may_lead and (self._is_ours() or (is_free and self._take()))
+                leads = self._may_lead and (self._joins() or (is_free and self._take()))
                 if leads or (is_free and self._cannot_lead):
                     break
                 if number:
@@ -145,18 +145,18 @@ class _Wait:
         except OSError:
             return 0.0
 
-    def _is_ours(self) -> bool:
-        """Whether this cache root leads already: another of its processes took the lease, or one before a restart."""
-        nonce = self._worker.state.lease()
-        if not self._holds(nonce):
+    def _is_of_root(self) -> bool:
+        """Whether the lease is this cache root's: another of its processes took it, or one before a restart."""
+        return self._holds(self._worker.state.lease())
+
+    def _joins(self) -> bool:
+        """Whether this worker leads from now on because its cache root does already."""
+        claim = self._claim
+        if claim is None or not self._is_of_root():
             return False
-        self._lease.nonce = nonce
+        self._lease.nonce = claim.nonce
         flight.join(self._lease)
         return True
-
-    def _is_of_root(self) -> bool:
-        """`_is_ours`, for a worker that does not lead for that."""
-        return self._holds(self._worker.state.lease())
 
     def _is_done(self, *, is_free: bool) -> bool:
         """Whether nobody adds to what there is to restore, or only processes of this cache root do. With those, this
