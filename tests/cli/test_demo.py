@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import REPOSITORY, Cli
-from tests.compilers.programs import QUICK
+from tests.compilers.programs import QUICK, temporary_folder
 
 
 def test_without_torch_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,7 @@ def test_no_settings_of_the_users_are_read(cli: Cli) -> None:
 @pytest.mark.slow
 def test_a_restored_model_compiles_nothing_and_gives_the_same_output(cli: Cli) -> None:
     temporary = cli.folder / "tmp"
-    temporary.mkdir()
-    result = cli.process("demo", "--keep", "--json", env={**os.environ, **QUICK, "TMPDIR": str(temporary)})
+    result = cli.process("demo", "--keep", "--json", env={**os.environ, **QUICK, **temporary_folder(temporary)})
     content = result.json
 
     assert result.code == 0, result.err

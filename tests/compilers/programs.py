@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,21 @@ SOUND_COUNTERS = {
 
 PATH = {"PYTHONPATH": f"{PROGRAMS / 'startup'}:{REPOSITORY}"}
 """Where Python looks first: for what it runs when it starts, and for kstore in this version."""
-QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **PATH}
+QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", **PATH}
+
+
+def temporary_folder(folder: Path) -> dict[str, str]:
+    """Variables of programs whose temporary files are there.
+
+    Headers that torch has precompiled, which it keeps there as well, are those of all tests: making them takes seconds.
+    """
+    headers = f"torchinductor_{getpass.getuser()}/precompiled_headers"
+    shared, link = Path(tempfile.gettempdir(), headers), folder / headers
+    shared.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        link.symlink_to(shared)
+    return {"TMPDIR": str(folder)}
 
 
 @dataclass(frozen=True)
@@ -36,16 +53,16 @@ class Container:
 
     temporary: Path
     as_shipped: bool = False
-    """Whether Inductor tries instructions and precompiles headers, which is half of a small model's time."""
+    """Whether Inductor tries instructions, which takes seconds."""
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KSTORE_")}
         for name in ("CI", *(component.variable for component in load_table().values())):
             kept.pop(name, None)  # torch's configuration has other defaults in a CI.
         return kept | {
-            "TMPDIR": str(self.temporary),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             **(PATH if self.as_shipped else QUICK),
+            **temporary_folder(self.temporary),
         }
 
 

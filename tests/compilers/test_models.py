@@ -34,7 +34,6 @@ LAYOUTS = ("loose", "packed")
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
-    """Precompiled headers are kept in TMPDIR; building them costs nine seconds once."""
     return Container(tmp_path_factory.mktemp("container"), as_shipped=True)
 
 

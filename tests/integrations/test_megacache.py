@@ -84,7 +84,6 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
-    """Precompiled headers are kept in TMPDIR; building them costs nine seconds once."""
     return Container(tmp_path_factory.mktemp("container"))
 
 
