@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
-from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable, WaitTimeout
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, WaitTimeout
 from kstore.published.ref import RefState
 from kstore.published.snapshot import Snapshot
 
@@ -198,10 +198,12 @@ def in_charge(storage: Storage, scope: Scope) -> Storage:
 
 
 def _hides_below(storage: Storage, scope: Scope) -> bool:
-    """Whether the store has a generation, and the newest says more than that all was lost. A damaged one may."""
+    """Whether the store has a generation, and the newest says more than that all was lost. One that is damaged may, or
+    one that a newer kstore made.
+    """
     try:
         ref = storage.refs.newest(scope)
-    except IntegrityError:
+    except (IntegrityError, StoreFormatError):
         return True
     return ref is not None and ref.state is not RefState.LOST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from kstore.inspect.sides import published_side
 from kstore.published import layers
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Flag
-from kstore.published.ref import RefState
+from kstore.published.ref import FORMAT, RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
@@ -313,6 +314,23 @@ def test_a_quarantine_of_what_only_the_image_has_is_rolled_back(fleet: Fleet) ->
     assert has(worker) == {"one"}
     fill(worker, "two")
     assert worker.commit().generation == 3
+
+
+def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(fleet: Fleet) -> None:
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    for name in ("two", "three"):
+        fill(worker, name)
+        worker.commit()
+    ref = worker.location / worker.newest().name
+    ref.chmod(0o644)
+    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+
+    assert worker.store.rollback(KEY, 1).generation == 3
+    again = fleet.worker("again")
+    again.restore()
+    assert has(again) == {"one", "two"}
 
 
 def test_a_quarantine_between_a_restore_and_its_commit_wins_over_the_image(fleet: Fleet) -> None:
