@@ -30,7 +30,8 @@ SOUND_COUNTERS = {
 
 PATH = {"PYTHONPATH": f"{PROGRAMS / 'startup'}:{REPOSITORY}"}
 """Where Python looks first: for what it runs when it starts, and for kstore in this version."""
-QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", **PATH}
+ONE_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **PATH}
+QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "1", **ONE_PROCESS}
 
 
 def temporary_folder(folder: Path) -> dict[str, str]:
@@ -60,8 +61,7 @@ class Container:
         for name in ("CI", *(component.variable for component in load_table().values())):
             kept.pop(name, None)  # torch's configuration has other defaults in a CI.
         return kept | {
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            **(PATH if self.as_shipped else QUICK),
+            **(ONE_PROCESS if self.as_shipped else QUICK),
             **temporary_folder(self.temporary),
         }
 
