@@ -7,7 +7,7 @@ many schedules lead to the same sequence, the tree is looked up. Any run from th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from kstore.digest import digest_of
@@ -51,6 +51,8 @@ class Behaviour:
         self._points: list[Point] = []
         self._ends: dict[Hashable, Point] = {}
         self._fresh = itertools.count()
+        self._kinds: dict[Point, int] = {}
+        """Which points were alike when that was last found out."""
         self._conversation: Conversation | None = None
         self._at: Point | None = None
         self.start = self._begin()
@@ -68,13 +70,27 @@ class Behaviour:
         return found
 
     def settle(self) -> None:
-        """Find out which points are alike, as far as is known now."""
+        """Find out which points are alike, as far as is known now.
+
+        If more is known by now about some of those that were alike, each is told from the others for once: what is new
+        about one may be new about all, and would be found out about one of them each time.
+        """
+        kinds = self._kinds_of_points()
+        parted = _parted(self._kinds, kinds)
+        self._kinds = kinds
+        for point, number in (self._kinds_of_points(parted) if parted else kinds).items():
+            point.likeness = number
+        self._fresh = itertools.count(len(kinds))
+
+    def _kinds_of_points(self, alone: Set[Point] = frozenset()) -> dict[Point, int]:
+        """A number for each point: equal for those that are alike. Each of `alone` is like no other."""
         numbers: dict[Hashable, int] = {}
+        found: dict[Point, int] = {}
         for point in (self.killed, self.absent, *self._ends.values(), *reversed(self._points)):
-            after = frozenset((answer, later.likeness) for answer, later in point.after.items())
-            kind = (point.step, after) if point.step else id(point)
-            point.likeness = numbers.setdefault(kind, len(numbers))
-        self._fresh = itertools.count(len(numbers))
+            after = frozenset((answer, found[later]) for answer, later in point.after.items())
+            kind = (point.step, after) if point.step and point not in alone else id(point)
+            found[point] = numbers.setdefault(kind, len(numbers))
+        return found
 
     def close(self) -> None:
         """End the run that is open."""
@@ -145,3 +161,11 @@ class Behaviour:
             assert at.step
             yield at.step
             at = at.after[answer] if number < len(history) else None
+
+
+def _parted(before: Mapping[Point, int], now: Mapping[Point, int]) -> set[Point]:
+    """The points that were like others, of which some no longer are."""
+    kinds: dict[int, set[int]] = {}
+    for point, number in before.items():
+        kinds.setdefault(number, set()).add(now[point])
+    return {point for point, number in before.items() if len(kinds[number]) > 1}
