@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -54,6 +54,11 @@ class Count:
 
     files: int = 0
     bytes: int = 0
+
+    @classmethod
+    def of(cls, sizes: Collection[int]) -> Count:
+        """As many as there are `sizes`, which are in bytes."""
+        return cls(len(sizes), sum(sizes))
 
     def __add__(self, other: Count) -> Count:
         return Count(self.files + other.files, self.bytes + other.bytes)
@@ -199,7 +204,7 @@ def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
     sizes = defaultdict[str, list[int]](list)
     for path, entry in entries:
         sizes[path.partition("/")[0]].append(entry.size)
-    return {name: Count(len(sizes[name]), sum(sizes[name])) for name in sorted(sizes)}
+    return {name: Count.of(sizes[name]) for name in sorted(sizes)}
 
 
 def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:

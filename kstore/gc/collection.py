@@ -127,7 +127,7 @@ class _Collection:
 
     def _live(self, marked: Marked) -> Count:
         sizes = [size for pack in {*marked.packs, *marked.sought} if (size := size_of(self._storage, pack))]
-        return Count(len(sizes), sum(sizes)) + marked.found
+        return Count.of(sizes) + marked.found
 
     def _repack(self, marked: Marked) -> None:
         groups = worth_rewriting(self._storage, marked)

@@ -136,7 +136,7 @@ class Sweeper:
             rest = self._delete_dead(entries, marked)
             if not self._dry_run:
                 self._rest.keep(name, rest, is_less=len(rest) < len(entries))
-        self.swept.waiting = _more(self.swept.waiting, rest)
+        self.swept.waiting += Count.of([entry.size for entry in rest])
 
     def _delete_dead(self, entries: list[Condemned], marked: Marked) -> list[Condemned]:
         """Delete what is dead. Returns what is live: it stays on the list until it is dead."""
@@ -145,7 +145,7 @@ class Sweeper:
             if marked.is_live(entry):
                 live.append(entry)
             elif self._dry_run or delete(self._backend, entry):
-                self.swept.deleted = _more(self.swept.deleted, [entry])
+                self.swept.deleted += Count(1, entry.size)
         return live
 
     def _condemn(self, dead: Iterable[Condemned]) -> bool:
@@ -154,7 +154,7 @@ class Sweeper:
         has_any = False
         while batch := list(islice(fresh, MAX_ENTRIES)):
             self._write(write_lists, batch)
-            self.swept.condemned = _more(self.swept.condemned, batch)
+            self.swept.condemned += Count.of([entry.size for entry in batch])
             has_any = True
         return has_any
 
@@ -194,8 +194,3 @@ def _key(entry: Condemned) -> bytes:
 
 def _identity(entry: Condemned) -> bytes:
     return repr((entry.inode, entry.mtime_ns, entry.size)).encode()
-
-
-def _more(count: Count, entries: Iterable[Condemned]) -> Count:
-    sizes = [entry.size for entry in entries]
-    return count + Count(len(sizes), sum(sizes))

@@ -182,16 +182,16 @@ def compare_sides(left: Side, right: Side) -> Comparison:
     theirs = _read(rights, same, right)
     found = [_difference(pair) for pair in pair_items(ours, theirs)]
     differences = tuple(sorted(_with_codes(found, left, right), key=_order))
-    blobs = left.blobs, right.blobs
+    one, other = left.blobs, right.blobs
     return Comparison(
         left=left,
         right=right,
         tallies=_tally(same, differences),
         differences=differences,
         facts=tuple(_differing(left.facts, right.facts, only_common=True)),
-        shared=_count(blobs[0], blobs[0].keys() & blobs[1].keys()),
-        only_left=_count(blobs[0], blobs[0].keys() - blobs[1].keys()),
-        only_right=_count(blobs[1], blobs[1].keys() - blobs[0].keys()),
+        shared=Count.of([size for digest, size in one.items() if digest in other]),
+        only_left=Count.of([size for digest, size in one.items() if digest not in other]),
+        only_right=Count.of([size for digest, size in other.items() if digest not in one]),
         unread=sum(not named.content.is_readable for named in (*ours, *theirs)),
     )
 
@@ -296,8 +296,3 @@ def _tally(same: set[tuple[Kind, str]], differences: Iterable[Difference]) -> tu
         key = (difference.component, difference.kind)
         tallies.setdefault(key, Tally(*key)).different[difference.change] += 1
     return tuple(sorted(tallies.values(), key=lambda tally: (tally.component, _KIND_ORDER[tally.kind])))
-
-
-def _count(blobs: Mapping[bytes, int], digests: Iterable[bytes]) -> Count:
-    sizes = [blobs[digest] for digest in digests]
-    return Count(len(sizes), sum(sizes))

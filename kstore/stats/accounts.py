@@ -133,9 +133,8 @@ class Accounts(Generic[Group]):
         """(digest, kind, bytes) of each blob."""
         for digest, size in holding.ref.stored.items():
             yield digest, _MANIFEST, size
-        for files in (holding.manifest.files, *holding.manifest.hosts.values()):
-            for path, entry in files.items():
-                yield entry.digest, self._kind(path.partition("/")[0]), entry.size
+        for path, entry in holding.manifest.items():
+            yield entry.digest, self._kind(path.partition("/")[0]), entry.size
 
     def _kind(self, component: str) -> int:
         if len(self._kinds) >= _MOST_COMPONENTS and component not in self._kinds:
@@ -271,9 +270,8 @@ class Accounts(Generic[Group]):
         # None for what gc has removed since.
         stats = zip(names.values(), self._storage.backend.stat_many(list(names)), strict=True)
         sizes = [(is_needed, found.size) for is_needed, found in stats if found]
-        unneeded = [size for is_needed, size in sizes if not is_needed]
-        self.space.objects += Count(len(sizes), sum(size for _, size in sizes))
-        self.space.unneeded += Count(len(unneeded), sum(unneeded))
+        self.space.objects += Count.of([size for _, size in sizes])
+        self.space.unneeded += Count.of([size for is_needed, size in sizes if not is_needed])
 
 
 def space_of(
