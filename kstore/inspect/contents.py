@@ -54,17 +54,15 @@ def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[
 
     This is one batch; nothing is kept but what is returned.
     """
-    telling = {item: part for item in wanted if (part := _telling(item))}
     reader = _Reader(items)
-    modules: dict[Item, Part] = {}
+    parts = telling = {item: part for item in wanted if (part := _telling(item))}
     if any(item.kind is Kind.CPP_KERNEL for item in telling):
-        every = (item for item in items.values() if item.kind is Kind.GENERATED_CODE)
-        modules = {item: part for item in every if (part := _telling(item))}
+        modules = (item for item in items.values() if item.kind is Kind.GENERATED_CODE)
+        parts = {item: part for item in modules if (part := _telling(item))} | telling
     of_blob: dict[bytes, list[Item]] = defaultdict(list)
-    for item, part in (modules | telling).items():
+    for item, part in parts.items():
         of_blob[part.digest].append(item)
-    sizes = {part.digest: part.size for part in (*modules.values(), *telling.values())}
-    for digest, data in _readable(fetch, sizes):
+    for digest, data in _readable(fetch, {part.digest: part.size for part in parts.values()}):
         for item in of_blob[digest]:
             reader.read(item, data)
     return {item: reader.content(item) if item in telling else _unread(item) for item in wanted}

@@ -86,7 +86,8 @@ class Item:
 
     def path(self, part: Part) -> str:
         """The path of one of its files."""
-        return self.unit + part.name if self.kind is Kind.CPP_KERNEL else _joined(self.unit, part.name)
+        slash = "" if self.kind is Kind.CPP_KERNEL or not part.name else "/"
+        return f"{self.unit}{slash}{part.name}"
 
     def _kernel(self) -> str:
         """The name of a Triton kernel: its files are named after it."""
@@ -114,7 +115,3 @@ def _stem(path: str) -> str:
     """What the paths of a C++ kernel's files begin with: Inductor names source and objects alike to the first dot."""
     folder, slash, name = path.rpartition("/")
     return folder + slash + name.partition(".")[0]
-
-
-def _joined(unit: str, name: str) -> str:
-    return f"{unit}/{name}" if name else unit

@@ -44,7 +44,8 @@ class Kind(StrEnum):
     @property
     def label(self) -> str:
         """What people call several of them: "FX graphs"."""
-        return _labels().get(self, "other files")
+        entry = _table().get(self)
+        return str(entry["label"]) if entry else "other files"
 
 
 def kind_of(path: str) -> Kind:
@@ -57,11 +58,6 @@ def kind_of(path: str) -> Kind:
 def _table() -> dict[Kind, dict[str, object]]:
     text = read_packaged(__package__, "kinds.toml").decode()
     return {Kind(name): entry for name, entry in tomllib.loads(text).items()}
-
-
-@cache
-def _labels() -> dict[Kind, str]:
-    return {kind: str(entry["label"]) for kind, entry in _table().items()}
 
 
 @cache
