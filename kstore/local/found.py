@@ -13,15 +13,6 @@ from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
 
 BEING_WRITTEN = "it is being written"
 _HOST = int(Flag.HOST)
-_TICK = 0.05
-"""Seconds: the clock of file times ticks every 10 ms, and on a busy machine it is late by some more."""
-
-
-def after_own_changes() -> float:
-    """The time, by `time.monotonic`, from which writes to the root are somebody else's: kstore has just made its last
-    change.
-    """
-    return time.monotonic() + _TICK
 
 
 class Place(NamedTuple):

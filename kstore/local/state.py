@@ -48,6 +48,8 @@ from kstore.scope import Scope
 log = logging.getLogger(__name__)
 
 _HALF_A_DAY = 12 * 3600.0
+_TICK = 0.05
+"""Seconds: the clock of file times ticks every 10 ms, and on a busy machine it is late by some more."""
 
 
 class Base(NamedTuple):
@@ -115,7 +117,13 @@ class StateFolder(LockedFolder):
         self.last_restore = LastRestore(folder, self._base, self._placing)
         self._index_digest = b""
         self.own_until = 0.0
-        """See `after_own_changes`."""
+        """See `note_own_changes`."""
+
+    def note_own_changes(self) -> None:
+        """Note that kstore has made its last change for now: what is written from `own_until` on, a time by
+        `time.monotonic`, is somebody else's.
+        """
+        self.own_until = time.monotonic() + _TICK
 
     def turn(self, name: str) -> Turn:
         """Something that several processes are to do to the root, and that one does for all of them."""

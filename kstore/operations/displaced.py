@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack
 
 from kstore.calls import Status
-from kstore.local.found import Scan, after_own_changes
+from kstore.local.found import Scan
 from kstore.local.index import Known
 from kstore.local.relocate import to_local
 from kstore.local.stages import find_elsewhere, open_stages
@@ -33,7 +33,7 @@ def put_right(worker: Worker, found: Scan) -> None:
             component, _, _ = path.partition("/")
             if component in stages:
                 _rewrite(worker, found, path, f"{stages[component]}/displaced")
-    worker.state.own_until = after_own_changes()
+    worker.state.note_own_changes()
     log.info("%d files of %s, which was moved or copied, now say where they are", len(displaced), worker.root.path)
 
 

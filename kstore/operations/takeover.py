@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 
 from kstore.errors import KstoreError
-from kstore.local.found import Scan, after_own_changes
+from kstore.local.found import Scan
 from kstore.local.state import State
 from kstore.operations.displaced import put_right
 from kstore.operations.foreign import comes_from_elsewhere, foreign_at_restore, mark_machine
@@ -66,5 +66,5 @@ def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
             left[path] = digest
             found.settled_folders.pop(path.rpartition("/")[0], None)
         del found.known[path]
-        worker.state.own_until = after_own_changes()
+        worker.state.note_own_changes()
     return left
