@@ -121,7 +121,7 @@ class _Evidence:
         except OSError:
             return False
         is_ours = bears_stamp(status.st_mtime_ns, self._run.old[path].digest)
-        if status.st_atime_ns > max(self._run.restored.mark_ns, 0 if is_ours else status.st_mtime_ns):
+        if status.st_atime_ns > max(self._run.restored.ended_ns, 0 if is_ours else status.st_mtime_ns):
             return True
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         is_noted = status.st_atime_ns <= changed or time.time_ns() - status.st_atime_ns > _DAY

@@ -73,10 +73,10 @@ def last_run(worker: Worker) -> LastRun | None:
         if (path not in old or old[path].flags & _BUILT)
         and not _is_copied(file.entry, old.get(path))
         and not path.startswith(_PERSONAL)
-        and _was_written_after(worker.root.local_path(path), file.entry, restored.mark_ns)
+        and _was_written_after(worker.root.local_path(path), file.entry, restored.ended_ns)
     )
     left_out = sorted({skip.path for skip in found.skipped if not skip.path.startswith(_PERSONAL)})
-    unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.mark_ns))
+    unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.ended_ns))
     return LastRun(restored, old, {path: known[path].entry for path in sorted(came)}, unfinished)
 
 
@@ -87,16 +87,16 @@ def _is_copied(entry: Entry, restored: Entry | None) -> bool:
     return restored is not None and bool(restored.flags & _SLOT) and entry.digest == restored.digest
 
 
-def _was_written_after(file: str, stored: Entry | None, mark_ns: int) -> bool:
+def _was_written_after(file: str, stored: Entry | None, ended_ns: int) -> bool:
     """Whether something other than kstore wrote a file since; `stored` is what a store has, or gets, in its place."""
     with suppress(OSError):
         status = os.lstat(file)
         is_ours = status.st_nlink > 1 or (stored is not None and bears_stamp(status.st_mtime_ns, stored.digest))
-        return stat.S_ISREG(status.st_mode) and status.st_ctime_ns > mark_ns and not is_ours
+        return stat.S_ISREG(status.st_mode) and status.st_ctime_ns > ended_ns and not is_ours
     return False
 
 
-def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> bool:
+def _has_come_since(worker: Worker, path: str, placed: Files, ended_ns: int) -> bool:
     """Whether any part of something that a scan leaves out, a group or a file, was written since. Files that are
     changed in place do not count: use might have changed them.
     """
@@ -104,7 +104,7 @@ def _has_come_since(worker: Worker, path: str, placed: Files, mark_ns: int) -> b
     below = [f"{folder}/{name}" for folder, _, names in os.walk(local) for name in names]
     files = {file: placed.get(path + file.removeprefix(local)) for file in (below if os.path.isdir(local) else [local])}
     return any(
-        _was_written_after(file, stored, mark_ns)
+        _was_written_after(file, stored, ended_ns)
         for file, stored in files.items()
         if stored is None or stored.flags & _BUILT
     )

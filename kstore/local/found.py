@@ -111,8 +111,9 @@ class Listed(NamedTuple):
     """A folder, with its times from before it was listed."""
 
     place: Place
-    found: KnownFolder
+    known: KnownFolder
     into: Found
+    """The part of the scan that has its files."""
 
 
 @dataclass(slots=True)

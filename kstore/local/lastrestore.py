@@ -35,7 +35,7 @@ from kstore.scope import Scope
 class Restored(NamedTuple):
     """What the last restore put into a cache root."""
 
-    mark_ns: int
+    ended_ns: int
     """When it ended, by the clock of the root's filesystem: only ever compared with times of its files."""
     snapshot: Snapshot | None = None
     """None if there was nothing to restore."""
@@ -64,12 +64,12 @@ class LastRestore:
         with suppress(*UNREADABLE):
             content = json.loads(read_noticed(self._record))
             status = os.stat(self._record)
-            mark_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
+            ended_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
             if "ref" not in content:
-                return Restored(mark_ns, notes_reads=notes_reads)
+                return Restored(ended_ns, notes_reads=notes_reads)
             ref, data = read_ref(content), read_whole(self._manifest)
             if digest_of(data) == ref.manifest:
-                return Restored(mark_ns, Snapshot(ref, data), notes_reads)
+                return Restored(ended_ns, Snapshot(ref, data), notes_reads)
         return None
 
     def begin(self, store: str) -> str:

@@ -169,35 +169,35 @@ class _Walk:
                 del into.known[path]
                 into.skipped.append(Skipped(path, "files were added to its folder meanwhile"))
 
-    def _take_unchanged(self, place: Place, unchanged: Unchanged, into: _Part) -> None:
+    def _take_unchanged(self, place: Place, unchanged: Unchanged, part: _Part) -> None:
         """Take a folder as it was, with what is known about its files."""
         folder, known, is_placed = unchanged
-        (into.found.untouched if is_placed else into.found.settled_folders)[place.path] = folder
+        (part.found.untouched if is_placed else part.found.settled_folders)[place.path] = folder
         self._found.folders.add(place.path)
         if self._has_lists:
-            self._unchanged.append(Listed(place, folder, into.found))
+            self._unchanged.append(Listed(place, folder, part.found))
         for name in folder.files:
             path = f"{place.path}/{name}"
-            into.found.known[path] = known(path)
+            part.found.known[path] = known(path)
         if folder.folders:
-            self._folders([place.sub(name) for name in folder.folders], into)
+            self._folders([place.sub(name) for name in folder.folders], part)
 
-    def _take_listing(self, place: Place, listing: Listing, into: _Part) -> None:
+    def _take_listing(self, place: Place, listing: Listing, part: _Part) -> None:
         """Take a folder as it was listed."""
         status = listing.status
         if not status.error or os.path.isdir(place.local):
             self._found.folders.add(place.path)
         if status.error:
-            into.found.skipped.append(left_out(place.path, status.as_error()))
+            part.found.skipped.append(left_out(place.path, status.as_error()))
             return
-        into.found.listed = True
-        folders, files = self._entries(place, listing, into.found)
-        listed = Listed(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files)), into.found)
+        part.found.listed = True
+        folders, files = self._entries(place, listing, part.found)
+        listed = Listed(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files)), part.found)
         self._listed.append(listed)
         for name, file in files.items():
-            self._file(listed, name, *file, into)
+            self._file(listed, name, *file, part)
         if folders:
-            self._folders([place.sub(name) for name in folders], into, list(folders.values()))
+            self._folders([place.sub(name) for name in folders], part, list(folders.values()))
 
     def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, _File]]:
         """The subfolders and files that are not ignored."""
@@ -226,7 +226,7 @@ class _Walk:
             self._found.busy.add(place.path)
         return self._component.ignores(below)
 
-    def _folders(self, places: Sequence[Place], into: _Part, statuses: Sequence[Status] | None = None) -> None:
+    def _folders(self, places: Sequence[Place], part: _Part, statuses: Sequence[Status] | None = None) -> None:
         """Look at folders and everything below them; `statuses` are those of the folders, if known."""
         local = [place.local for place in places]
         ours = [path not in self._others for path in local]
@@ -234,26 +234,26 @@ class _Walk:
         unknown: list[Place] = []
         for place, status in zip(map(self._in_unit, compress(places, ours)), found, strict=True):
             if unchanged := self._remembered.folder(place.path, status):
-                self._enter(place, into, partial(self._take_unchanged, place, unchanged))
+                self._enter(place, part, partial(self._take_unchanged, place, unchanged))
             else:
                 unknown.append(place)
         for place, listing in zip(unknown, list_folders([place.local for place in unknown]), strict=True):
-            self._enter(place, into, partial(self._take_listing, place, listing))
+            self._enter(place, part, partial(self._take_listing, place, listing))
 
     def _in_unit(self, place: Place) -> Place:
         unit = place.unit or self._component.unit(place.inside)
         return place if unit == place.unit else Place(place.path, place.top, unit, place.path.count("/"))
 
-    def _enter(self, place: Place, into: _Part, take: Callable[[_Part], None]) -> None:
+    def _enter(self, place: Place, part: _Part, take: Callable[[_Part], None]) -> None:
         """Take a folder and everything below it; a group becomes a part of its own."""
         if place.unit == _GROUP and place.path.count("/") == place.depth:
             self._group(place, take)
         else:
-            take(into)
+            take(part)
 
-    def _file(self, listed: Listed, name: str, status: Status, kind: Kind, into: _Part) -> None:
+    def _file(self, listed: Listed, name: str, status: Status, kind: Kind, part: _Part) -> None:
         """Take what is known about a file; otherwise note that it has to be read."""
-        path, found = f"{listed.place.path}/{name}", into.found
+        path, found = f"{listed.place.path}/{name}", part.found
         if status.error:
             found.skipped.append(left_out(path, status.as_error()))
             return
@@ -266,17 +266,17 @@ class _Walk:
             return
         if self._has_lists and self._component.lists(path.partition("/")[2]):
             self._lists.append((path, found))
-        unread = into.first if is_list(kind.flags) else into.rest
+        unread = part.first if is_list(kind.flags) else part.rest
         # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
         file = suffix(name), status.size, path, kind, self._component, listed
         unread.append(tuple.__new__(Unread, file))
 
     def _settle(self, listed: Listed) -> None:
         """Remember a folder if its times alone vouch for its files from now on."""
-        place, found, into = listed
-        are_settled = is_settled(found.mtime_ns, self._began_ns) and is_settled(found.ctime_ns, self._began_ns)
-        if are_settled and into.vouches(f"{place.path}/{name}" for name in found.files):
-            into.settled_folders[place.path] = found
+        place, known, into = listed
+        are_settled = is_settled(known.mtime_ns, self._began_ns) and is_settled(known.ctime_ns, self._began_ns)
+        if are_settled and into.vouches(f"{place.path}/{name}" for name in known.files):
+            into.settled_folders[place.path] = known
 
     def _group(self, place: Place, take: Callable[[_Part], None]) -> None:
         """Look at a group, which is taken whole or not at all. An incomplete group need not be read."""
@@ -323,4 +323,4 @@ class _Walk:
 def _changed(folders: Sequence[Listed]) -> set[str]:
     """Those in which a file has since been created, removed or replaced."""
     both = zip(folders, stat_each([folder.place.local for folder in folders], follows=True), strict=True)
-    return {folder.place.path for folder, status in both if status.error or not folder.found.still_is(status)}
+    return {folder.place.path for folder, status in both if status.error or not folder.known.still_is(status)}

@@ -86,14 +86,14 @@ class Reader:
 
     def _read_alone(self, file: Unread, data: bytes | None, status: Status, digest: bytes) -> _Row | None:
         """One file in the form in which it is stored; None if it is left out. The arguments are a row of the batch."""
-        relative, (place, found, into) = file.path.partition("/")[2], file.folder
+        relative, (place, known, into) = file.path.partition("/")[2], file.folder
         content = None if status.error or data is None else Content(data, status, digest)
         try:
             artifact = read_artifact(file.component, place.top, relative, file.kind, content)
         except (Unfinished, OSError, MemoryError) as error:
             into.skipped.append(left_out(file.path, error))
             return None
-        if artifact.promised and (lacking := set(artifact.promised).difference(found.files)):
+        if artifact.promised and (lacking := set(artifact.promised).difference(known.files)):
             into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
         if artifact.is_displaced:
             self._found.displaced.append(file.path)

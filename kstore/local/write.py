@@ -88,9 +88,9 @@ class Writer:
 
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
         """The modification times that the files get, in nanoseconds; None for now."""
-        for entry, mark in zip(entries, stamps(entry.digest for entry in entries), strict=True):
+        for entry, stamp in zip(entries, stamps(entry.digest for entry in entries), strict=True):
             if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
-                yield self._second + mark
+                yield self._second + stamp
             else:
                 yield entry.mtime_ns if entry.flags & _MTIME else None
 

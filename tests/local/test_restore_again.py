@@ -225,7 +225,7 @@ def test_what_is_read_counts_from_then_on(node: Node) -> None:
     node.restore()
     after = state.last_restore.load()
     assert before and after
-    assert after.mark_ns > before.mark_ns
+    assert after.ended_ns > before.ended_ns
     assert after.snapshot == before.snapshot
 
 
