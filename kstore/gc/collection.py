@@ -10,6 +10,7 @@ from kstore.damaged import sweep_damaged
 from kstore.errors import StoreUnavailable
 from kstore.gc.cost import size_of
 from kstore.gc.digests import DigestSet
+from kstore.gc.inventory import Inventory
 from kstore.gc.mark import Marked, mark
 from kstore.gc.policy import Policy
 from kstore.gc.repack import repack, worth_rewriting
@@ -102,7 +103,8 @@ class _Collection:
             before = self._report.grace_before(now)
             ripe = now if self._policy.offline else before
             sweeper = Sweeper(self._storage.backend, listed, self._room, ripe, dry_run=self._report.dry_run)
-            sweeper.prepare(there)
+            sweeper.choose_lists()
+            inventory = Inventory(self._storage.backend, there)
             marked = Marked(there, loose, packed, leant, lacking)
             mark(self._storage, gone, marked, self._progress)
             if marked.unreadable:
@@ -110,7 +112,7 @@ class _Collection:
                 unread = plural(len(marked.unreadable), "generation")
                 log.warning("nothing is deleted, because %s cannot be read", unread)
                 return
-            sweeper.sweep(marked)
+            sweeper.sweep(marked, inventory)
             if not self._report.dry_run:
                 sweep_damaged(self._storage.backend, marked.needs, before)
             self._count(sweeper, marked)

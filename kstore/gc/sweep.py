@@ -61,16 +61,10 @@ class Sweeper:
         self._rest = _Rest(backend)
         self.swept = Swept()
 
-    def prepare(self, there: DigestSet) -> None:
-        """Choose the lists to sweep, and keep commits that began before these were written from publishing. Also note
-        what is in the store. To be called before marking.
-
-        `there` is empty: it is to hold the loose blobs that are found.
+    def choose_lists(self) -> None:
+        """Choose the lists to sweep, and keep commits that began before these were written from publishing. This comes
+        before the inventory and before marking.
         """
-        self._choose_lists()
-        self._inventory = Inventory(self._backend, there)
-
-    def _choose_lists(self) -> None:
         fenced_lists = fences(self._backend)  # before the lists, since a fence comes after its list
         lists = list_names(self._backend)
         for name in sorted(set(fenced_lists) - set(lists)):  # a killed gc left it
@@ -87,8 +81,8 @@ class Sweeper:
                 except IntegrityError as error:
                     self.swept.unreadable.append(str(error))
 
-    def sweep(self, marked: Marked) -> None:
-        """Delete what is dead on the ripe lists, and condemn what is dead and on no list."""
+    def sweep(self, marked: Marked, inventory: Inventory) -> None:
+        """Delete what is dead on the ripe lists, and condemn what of the inventory is dead and on no list."""
         for child in [] if self._dry_run else self._backend.list(ASIDE):
             # A killed gc left it, and it may be needed by now.
             with self._room.needed():
@@ -98,14 +92,10 @@ class Sweeper:
         if self._rest.lists:
             self._in_room(next(iter(self._rest.lists)), self._rest.join)
         with self._room.needed():
-            self._condemn_dead(marked)
-            for name in self._inventory.damaged:
+            if not self._condemn(inventory.dead(marked)) and has_leftovers(self._backend, self._before):
+                self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
+            for name in inventory.damaged:
                 self._write(set_aside_list, name)
-
-    def _condemn_dead(self, marked: Marked) -> None:
-        has_any = self._condemn(self._inventory.dead(marked))
-        if not has_any and has_leftovers(self._backend, self._before):
-            self._write(write_lists, ())  # what killed writers left in `tmp/` is deleted with it
 
     def _write(self, function: Callable[[Backend, Any], None], what: object) -> None:
         if not self._dry_run:
