@@ -16,7 +16,7 @@ from kstore.local.index import Index, Known, KnownFolder
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import Entry, Files, Flag, is_list
 
-_LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
+_LINK = int(Flag.LINK)
 
 
 class Unchanged(NamedTuple):
@@ -58,8 +58,5 @@ class Remembered:
 
 def _restored(entry: Entry, status: Status) -> Known | None:
     """A file that a restore made of this entry's blob and nobody has changed: its time bears the digest's stamp."""
-    if not entry.flags & _LINK or entry.size != status.size or not bears_stamp(status.mtime_ns, entry.digest):
-        return None
-    # Which store had the blob then says nothing about what a commit finds.
-    entry = entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW)
-    return Known(entry, status.size, status.inode)
+    is_same = entry.flags & _LINK and entry.size == status.size and bears_stamp(status.mtime_ns, entry.digest)
+    return Known.placed(entry, status) if is_same else None

@@ -22,8 +22,7 @@ from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, pack_e
 _COUNT = 512 if IS_COMPILED else 128
 """Files that are written in one go. If the calls are not compiled, all of them are open at once."""
 _SECOND = 1_000_000_000
-_LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
-_MTIME, _RELOCATE = int(Flag.MTIME), int(Flag.RELOCATE)
+_LINK, _MTIME, _RELOCATE = int(Flag.LINK), int(Flag.MTIME), int(Flag.RELOCATE)
 
 Content = tuple[str, memoryview]
 """An artifact's path, and what its blob holds."""
@@ -97,11 +96,5 @@ class Writer:
     def _known(self, paths: Sequence[str]) -> dict[str, Known]:
         """The files among these that may be changed in place, for the index."""
         changing = [path for path in paths if self._wanted[path].flags not in NEVER_IN_PLACE]
-        known = dict[str, Known]()
-        for path, found in zip(changing, stat_each([self._staged(path) for path in changing]), strict=True):
-            if not found.error:
-                entry = self._wanted[path]
-                # Which store had its blob says nothing about what a commit finds.
-                entry = entry._replace(mtime_ns=found.mtime_ns, flags=entry.flags & ~_BELOW)
-                known[path] = Known(entry, found.size, found.inode)
-        return known
+        both = zip(changing, stat_each([self._staged(path) for path in changing]), strict=True)
+        return {path: Known.placed(self._wanted[path], found) for path, found in both if not found.error}
