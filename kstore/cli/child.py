@@ -33,11 +33,16 @@ _SI_KERNEL = 0x80
 
 
 def run_child(
-    launcher: Launcher, command: Sequence[str], environ: Mapping[str, str], told: Callable[[int], object]
+    launcher: Launcher,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    begun: Callable[[], object],
+    told: Callable[[int], object],
 ) -> int:
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
-    `told` is called with each signal that arrives meanwhile, before it is passed on.
+    `begun` is called once the command runs, and must not fail. `told` is called with each signal that arrives
+    meanwhile, before it is passed on.
     Ctrl-C, Ctrl-\\, Ctrl-Z and terminal resizes are not passed on: the terminal sends them to the whole process group.
     SIGTSTP stops us together with the command.
     Afterwards signals stay blocked, so that what follows can finish; only SIGINT ends it, and SIGTSTP stops it.
@@ -52,6 +57,7 @@ def run_child(
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
+    begun()
     code = _wait(child, told)
     signal.sigtimedwait({signal.SIGINT}, 0)  # drops one more Ctrl-C, meant for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})

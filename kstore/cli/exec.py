@@ -144,10 +144,10 @@ def command(
         return _cannot_run(output, program, error)
     with launcher, terminable():
         restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
-        commits.start(settle, every, is_live=not no_live, ready_url=ready_url)
+        begun = partial(commits.begin, settle, every, is_live=not no_live, ready_url=ready_url)
         started = time.perf_counter()
         try:
-            code = run_child(launcher, program, environ, commits.told)
+            code = run_child(launcher, program, environ, begun, commits.told)
         except OSError as error:
             return _cannot_run(output, program, error)
     commits.command_has_ended()
@@ -257,8 +257,18 @@ class _Commits:
     def _checkpoints(self) -> list[CommitReport]:
         return self._live.checkpoints if self._live else []
 
-    def start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
-        """Commit while the command runs, unless this worker only reads."""
+    def begin(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
+        """Commit while the command runs, unless this worker only reads. The command runs already: it need not wait for
+        what is imported for this and for its end.
+        """
+        try:
+            import kstore.hits  # noqa: F401
+
+            self._start(settle, every, is_live=is_live, ready_url=ready_url)
+        except Exception as error:
+            _warn(self._output, "nothing is committed while the command runs", error)
+
+    def _start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
         from kstore.live.commits import LiveCommits
         from kstore.settings import Mode
 

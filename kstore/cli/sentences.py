@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
 from kstore.errors import IntegrityError, KstoreError, MissError
-from kstore.hits import Usage, UsageReport
 from kstore.local.found import Skipped
 from kstore.published.layers import unforgotten
 from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
@@ -16,6 +15,7 @@ from kstore.scope import choices
 from kstore.words import amount, command_line, duration, files, plural, size
 
 if TYPE_CHECKING:
+    from kstore.hits import Usage, UsageReport
     from kstore.operations.bring import Brought
     from kstore.store import Store
 

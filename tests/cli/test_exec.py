@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -63,6 +64,30 @@ def test_the_first_run_of_a_key_starts_cold_and_commits(cli: Cli) -> None:
     assert result.code == 0
     assert "kstore: nothing is published for my/v1" in result.err
     assert newest_files(cli) == 1
+
+
+def with_watchdog(cli: Cli, code: str) -> dict[str, Any]:
+    """A process in which this is what is imported for commits while the command runs."""
+    (cli.folder / "watchdog.py").write_text(code)
+    return {"env": {**os.environ, "PYTHONPATH": f"{cli.folder}:{REPOSITORY}"}}
+
+
+def test_the_command_begins_before_what_only_commits_need_is_imported(cli: Cli) -> None:
+    """That waits for what the command makes, and the command for that."""
+    begun, imported = cli.folder / "begun", cli.folder / "imported"
+    waiting = f"import os, time\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)\n"
+    waiting += f"open({str(imported)!r}, 'x').close()"
+    command = f"touch {begun}; until test -e {imported}; do sleep 0.01; done"
+
+    assert cli.process("exec", "my/v1", "--", "sh", "-c", command, **with_watchdog(cli, waiting)).code == 0
+
+
+def test_a_command_whose_commits_cannot_begin_is_waited_for_and_committed(cli: Cli) -> None:
+    broken = with_watchdog(cli, "raise RuntimeError('no such luck')")
+    result = cli.process("exec", "my/v1", "--", "sh", "-ec", f"{compiling('one')}; exit 7", **broken)
+
+    assert (result.code, newest_files(cli)) == (7, 1)
+    assert "nothing is committed while the command runs: no such luck" in result.err
 
 
 def test_the_exit_code_is_the_commands(cli: Cli) -> None:
