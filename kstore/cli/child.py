@@ -37,11 +37,11 @@ def run_child(
     command: Sequence[str],
     environ: Mapping[str, str],
     begun: Callable[[], object],
-    told: Callable[[int], object],
+    on_signal: Callable[[int], object],
 ) -> int:
     """Run `command` with our terminal and files, pass signals on to it, and return its exit code as a shell would.
 
-    `begun` is called once the command runs, and must not fail. `told` is called with each signal that arrives
+    `begun` is called once the command runs, and must not fail. `on_signal` is called with each signal that arrives
     meanwhile, before it is passed on.
     Ctrl-C, Ctrl-\\, Ctrl-Z and terminal resizes are not passed on: the terminal sends them to the whole process group.
     SIGTSTP stops us together with the command.
@@ -58,7 +58,7 @@ def run_child(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
     begun()
-    code = _wait(child, told)
+    code = _wait(child, on_signal)
     signal.sigtimedwait({signal.SIGINT}, 0)  # drops one more Ctrl-C, meant for the child that has just ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
     return code if code >= 0 else 128 - code
@@ -69,7 +69,7 @@ def exit_code_of(error: OSError) -> int:
     return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
-def _wait(child: int, told: Callable[[int], object]) -> int:
+def _wait(child: int, on_signal: Callable[[int], object]) -> int:
     """Wait until the child ends, and return its exit code. Signals are blocked and waited for, because only this tells
     who sent one.
     """
@@ -80,7 +80,7 @@ def _wait(child: int, told: Callable[[int], object]) -> int:
             if code is not None:
                 return code
             continue
-        told(received.si_signo)
+        on_signal(received.si_signo)
         if received.si_code != _SI_KERNEL or received.si_signo not in _NOT_OF_KERNEL:
             _pass_on(child, received.si_signo)
         if received.si_signo == signal.SIGTSTP:

@@ -144,10 +144,10 @@ def command(
         return _cannot_run(output, program, error)
     with launcher, terminable():
         restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
-        begun = partial(commits.begin, settle, every, is_live=not no_live, ready_url=ready_url)
+        begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)
         started = time.perf_counter()
         try:
-            code = run_child(launcher, program, environ, begun, commits.told)
+            code = run_child(launcher, program, environ, begun, commits.note_signal)
         except OSError as error:
             return _cannot_run(output, program, error)
     commits.command_has_ended()
@@ -242,7 +242,6 @@ class _Commits:
         self._key = key
         self._grace_period = grace_period
         self._live: LiveCommits | None = None
-        self._is_live = False
         self.is_told_to_end = False
         """Whether a signal that ends jobs has arrived."""
         self._interrupted_at = 0.0
@@ -257,32 +256,31 @@ class _Commits:
     def _checkpoints(self) -> list[CommitReport]:
         return self._live.checkpoints if self._live else []
 
-    def begin(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
+    def begin(self, settle: int, every: int, *, only_asked: bool, ready_url: str | None) -> None:
         """Commit while the command runs, unless this worker only reads. The command runs already: it need not wait for
         what is imported for this and for its end.
         """
         try:
             import kstore.hits  # noqa: F401
 
-            self._start(settle, every, is_live=is_live, ready_url=ready_url)
+            self._begin(settle, every, only_asked=only_asked, ready_url=ready_url)
         except Exception as error:
             _warn(self._output, "nothing is committed while the command runs", error)
 
-    def _start(self, settle: int, every: int, *, is_live: bool, ready_url: str | None) -> None:
+    def _begin(self, settle: int, every: int, *, only_asked: bool, ready_url: str | None) -> None:
         from kstore.live.commits import LiveCommits
         from kstore.settings import Mode
 
-        if self._store.settings.mode is Mode.READ or not (is_live or ready_url):
+        if self._store.settings.mode is Mode.READ or (only_asked and not ready_url):
             return
-        self._is_live = is_live
         self._live = LiveCommits(
-            self._store, self._key, settle=settle, every=every, only_asked=not is_live, is_told=bool(ready_url)
+            self._store, self._key, settle=settle, every=every, only_asked=only_asked, expects_release=bool(ready_url)
         )
         self._live.start()
         if ready_url:
             self.ready = start_ready_commit(self._output, self._live, ready_url, self._store.settings.timeout)
 
-    def told(self, number: int) -> None:
+    def note_signal(self, number: int) -> None:
         """Take note of a signal. Its sender might not wait for the command's end, so everything so far is committed at
         once, and others that wait go on: the command may take long to end, or be killed.
         """
@@ -290,7 +288,7 @@ class _Commits:
             self.is_told_to_end = True
             moment = time.monotonic() if number == signal.SIGINT else math.inf
             self._interrupted_at = max(self._interrupted_at, moment)
-            if self._live and self._is_live:
+            if self._live and not self._live.only_asked:
                 self._live.publish_soon()
 
     def command_has_ended(self) -> None:

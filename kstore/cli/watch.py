@@ -50,7 +50,7 @@ def command(
         signal.sigwait(endings)
         _report(output, key, CommitReport(CommitStatus.READ_ONLY, key))
         return
-    live = LiveCommits(store, key, settle=settle, every=every, is_told=bool(ready_url))
+    live = LiveCommits(store, key, settle=settle, every=every, expects_release=bool(ready_url))
     live.start()
     output.say(f"watching the cache root of {key}")
     ready = start_ready_commit(output, live, ready_url, store.settings.timeout) if ready_url else None

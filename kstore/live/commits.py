@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 _DONE_AFTER = 30.0
 """Seconds without a change after which a worker that others wait for counts as done: it may serve for weeks."""
-_DONE_UNTOLD_AFTER = 300.0
+_DONE_UNRELEASED_AFTER = 300.0
 """The same where somebody was to say when it is done: the server's URL may be wrong."""
 
 
@@ -69,25 +69,27 @@ class LiveCommits:
     """
 
     def __init__(
-        self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False, is_told: bool = False
-    ) -> None:
+        self, store: Store, key: str, *, settle: float, every: float, only_asked: bool = False,
+        expects_release: bool = False,
+    ) -> None:  # fmt: skip
         """`settle` and `every` are in seconds: see `Schedule`. From `start` on, only this object commits to `store`.
 
-        With `only_asked`, it commits nothing of its own accord. With `is_told`, somebody says when others that wait for
-        what the job compiles need no longer wait; else that is when nothing changes any more, and sooner.
+        With `only_asked`, it commits nothing of its own accord. With `expects_release`, somebody says by `publish` when
+        others that wait for what the job compiles need no longer wait; else that is when nothing changes any more, and
+        sooner.
         """
         self.checkpoints: list[CommitReport] = []
         """What has been published so far, the oldest first."""
         self.store = store
         """What it commits to."""
+        self.only_asked = only_asked
         self._key = key
         self._every = every
-        self._only_asked = only_asked
         self._schedule = Schedule(settle, every, time.monotonic())
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         wake = partial(self._requests.put, None)
         self._lookout = Lookout(store, key, settle=settle, every=every, wake=wake)
-        self._is_told = is_told
+        self._expects_release = expects_release
         self._there_at = math.inf
         """When something that others may wait for more of was last published, or first found to be, by
         `time.monotonic`; infinite if they no longer wait.
@@ -96,7 +98,7 @@ class LiveCommits:
         self._is_closed = False
         self._is_over = False
         self._last: CommitReport | None = None
-        self._told = 0
+        self._logged = 0
         """How many of the checkpoints have been logged."""
         self.process = os.getpid()
         """The process that commits; a child that is forked from it does not."""
@@ -200,7 +202,7 @@ class LiveCommits:
                 self._round(Step.CHECKPOINT, request)
             elif request:
                 self.store.release(self._key)
-            elif not self._only_asked and self._schedule.is_overdue(time.monotonic(), self._is_uneasy):
+            elif not self.only_asked and self._schedule.is_overdue(time.monotonic(), self._is_uneasy):
                 self._round(Step.CHECKPOINT)
             if request and request.is_last:
                 self._is_over = True
@@ -208,7 +210,7 @@ class LiveCommits:
 
     def _plan(self) -> Plan | None:
         """What comes next. If that cannot be found out, as when memory is short, it is tried again later."""
-        if self._only_asked:
+        if self.only_asked:
             return None
         try:
             return self._find_plan()
@@ -242,14 +244,14 @@ class LiveCommits:
         """Seconds after which there is something to do even if nobody asks; None for never."""
         if plan:
             return max(min(plan.at - now, self._lookout.beat), 0.0)
-        if self._only_asked:
+        if self.only_asked:
             return None
         return max(min(self._every, self._schedule.rest(self._is_uneasy), self._done_at - now), 0.0)
 
     @property
     def _done_at(self) -> float:
         """When the others that wait for this worker are to go on, if nothing changes until then."""
-        silence = _DONE_UNTOLD_AFTER if self._is_told else _DONE_AFTER
+        silence = _DONE_UNRELEASED_AFTER if self._expects_release else _DONE_AFTER
         return max(self._lookout.seen.last, self._there_at) + silence
 
     @property
@@ -302,8 +304,8 @@ class LiveCommits:
 
     def _worked(self) -> None:
         self._expect_store()
-        untold, self._told = self.checkpoints[self._told :], len(self.checkpoints)
-        for report in untold:
+        news, self._logged = self.checkpoints[self._logged :], len(self.checkpoints)
+        for report in news:
             log.info(
                 "%s generation %d is published: %d new files, %d bytes uploaded in %.2f s",
                 self._key, report.generation, report.new_files, report.uploaded, report.seconds,

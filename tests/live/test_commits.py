@@ -181,10 +181,10 @@ def test_others_wait_for_one_that_has_found_nothing_yet(
     assert is_held(node)
 
 
-def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_wait_until_they_are_released_if_that_is_expected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "_DONE_AFTER", 0.0)
     assert node.restore(wait=PATIENCE).leads
-    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, expects_release=True)
     live.start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints and watching(live) and live._schedule._was_watched)
@@ -195,11 +195,11 @@ def test_others_wait_until_it_is_told_if_somebody_will(node: Node, monkeypatch: 
     live._thread.join(PATIENCE)
 
 
-def test_nobody_waits_for_ever_to_be_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_ever_to_be_released(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the URL of the server is wrong."""
-    monkeypatch.setattr(commits, "_DONE_UNTOLD_AFTER", SOON)
+    monkeypatch.setattr(commits, "_DONE_UNRELEASED_AFTER", SOON)
     assert node.restore(wait=PATIENCE).leads
-    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, is_told=True)
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER, expects_release=True)
     live.start()
     node.tree.wrapper("one")
     until(lambda: not is_held(node))
