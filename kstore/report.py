@@ -11,6 +11,7 @@ from typing import Any
 from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
 from kstore.published.manifest import Entry
+from kstore.words import amount
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -76,14 +77,20 @@ class LeftOut:
     why: str
     """And what becomes of them."""
 
+    def __str__(self) -> str:
+        of = f" of {self.component}" if self.component else ""
+        return f"{self.what}{of} ({amount(self.files, self.bytes)}): {self.why}"
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """What another format got from a generation."""
 
     held: Count
-    left_out: tuple[str | LeftOut, ...] = ()
-    """Paths, or what each kind came to."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the format cannot hold."""
+    other_hosts: tuple[str, ...] = ()
+    """The paths of what was left out because it runs on other hosts only."""
 
 
 @dataclass(frozen=True, slots=True)

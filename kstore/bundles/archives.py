@@ -101,14 +101,14 @@ def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = Fal
     manifest = snapshot.checked
     if under and not os.path.isabs(under):
         raise UsageError(f"{under!r} is not an absolute path; programs look there from any folder")
-    files, left_out = _choose(manifest, host)
+    files, other_hosts = _choose(manifest, host)
     if is_text:
         _check_text(files)
     check_supported(store.storage, snapshot, sizes_of(files.values()))
-    written = Written(Count(len(files), sum(entry.size for entry in files.values())), tuple(left_out))
+    held = Count(len(files), sum(entry.size for entry in files.values()))
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
-    return _read(sorted(files.items(), key=by_similarity), folder, fetch), written
+    return _read(sorted(files.items(), key=by_similarity), folder, fetch), Written(held, other_hosts=other_hosts)
 
 
 def _check_text(paths: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ def _check_text(paths: Iterable[str]) -> None:
             raise UsageError(f"the name {path!r} is not UTF-8, which a zip file needs; export a tar archive") from error
 
 
-def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]:
+def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], tuple[str, ...]]:
     """The files that one host may use, and the paths of all other hosts' host-bound files."""
     found = [name for name in manifest.hosts if host and name.startswith(host)]
     if host and len(found) != 1:
@@ -127,7 +127,7 @@ def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], list[str]]
         raise UsageError(f"{host!r} matches no host of this generation, or several; {there}")
     others = {path for name, files in manifest.hosts.items() if name not in found for path in files}
     files = manifest.for_host(found[0]) if found else manifest.files
-    return files, sorted(others - files.keys())
+    return files, tuple(sorted(others - files.keys()))
 
 
 def _built_in(manifest: Manifest) -> str:

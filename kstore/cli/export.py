@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.inspect.choice import Wanted
     from kstore.published.ref import Ref
-    from kstore.report import LeftOut, Written
+    from kstore.report import Written
     from kstore.scope import Scope
     from kstore.store import Store
 
-    _LeftOut = Sequence[str | LeftOut]
-
-_SHOWN = 3
 _OTHER_HOSTS = "they run only on hosts like their builder's; --host HOST adds those of one that `kstore show KEY` lists"
 
 
@@ -43,8 +40,6 @@ class Format:
     """
     takes: tuple[str, ...] = ()
     """The options, `under` or `host`, that the function takes as arguments."""
-    by_kind: bool = False
-    """Whether it reports what it leaves out by kind, as `LeftOut`s, and not by path."""
 
 
 _ARCHIVES = "kstore.bundles.archives"
@@ -53,7 +48,7 @@ FORMATS = {
     "tar": Format((".tar",), f"{_ARCHIVES}:export_tar", ("under", "host")),
     "tar.zst": Format((".tar.zst", ".tzst"), f"{_ARCHIVES}:export_compressed_tar", ("under", "host")),
     "zip": Format((".zip",), f"{_ARCHIVES}:export_zip", ("under", "host")),
-    "megacache": Format((".megacache",), "kstore.integrations.megacache:export", by_kind=True),
+    "megacache": Format((".megacache",), "kstore.integrations.megacache:export"),
 }
 
 
@@ -84,17 +79,20 @@ def command(invocation: Invocation, key: str, path: str, name: str | None, under
         raise UsageError(f"--{option} does not apply to the format {name}")
     output.stdout_is_lent = is_stdout(path)
     refs, damaged = _choose(store, invocation.wanted(key))
-    left_out: _LeftOut = ()
+    written: Written | None = None
     with terminable(), output.working(f"exporting {key}", store.progress):
         if FORMATS[name].writer:
-            exported, left_out = _export_one(store, refs, path, FORMATS[name], options)
+            exported, written = _export_one(store, refs, path, FORMATS[name], options)
         else:
             exported = _export_bundle(store, refs, path)
     for reason in damaged:
         output.warn(reason)
-    _tell(output, exported, path, name, left_out)
+    if written:
+        _tell_left_out(output, written)
     if output.json:
-        output.document(_describe(store, path, name, exported, left_out) | {"damaged": damaged})
+        output.document(_describe(store, path, name, exported, written) | {"damaged": damaged})
+    else:
+        _tell(output, exported, path)
     return IntegrityError.exit_code if damaged else 0
 
 
@@ -156,7 +154,7 @@ def _export_bundle(store: Store, refs: list[Ref], path: str) -> Exported:
 
 def _export_one(
     store: Store, refs: list[Ref], path: str, chosen: Format, options: dict[str, str]
-) -> tuple[Exported, _LeftOut]:
+) -> tuple[Exported, Written]:
     from kstore.bundles.writer import Exported
 
     _check_alone([ref.scope for ref in refs])
@@ -166,19 +164,20 @@ def _export_one(
     with open_target(path) as file:
         written = write(store, ref, file, **options)
     held = replace(ref, files=written.held.files, size=written.held.bytes)
-    return Exported((held,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), written.left_out
+    return Exported((held,), bytes=os.path.getsize(path) if os.path.isfile(path) else 0), written
 
 
-def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _LeftOut) -> None:
-    shown, more = output.some(left_out, len(left_out) if FORMATS[name].by_kind else _SHOWN)
-    for what in shown:
-        output.warn(f"left out {_text(what)}")
-    if more:
-        output.warn(f"left out {more} more; -v names them")
-    if left_out and not FORMATS[name].by_kind:
+def _tell_left_out(output: Output, written: Written) -> None:
+    for kind in written.left_out:
+        output.warn(f"left out {kind}")
+    if written.other_hosts:
+        from kstore.cli.sentences import tell_left_out
+
+        tell_left_out(output, written.other_hosts)
         output.warn(_OTHER_HOSTS)
-    if output.json:
-        return
+
+
+def _tell(output: Output, exported: Exported, path: str) -> None:
     if exported.resumed:
         output.summary(f"continued {path}.partial, of which {size(exported.resumed)} were whole")
     for ref in exported.refs:
@@ -188,14 +187,8 @@ def _tell(output: Output, exported: Exported, path: str, name: str, left_out: _L
         output.summary(what)
 
 
-def _text(left_out: str | LeftOut) -> str:
-    from kstore.cli.sentences import not_held
-
-    return left_out if isinstance(left_out, str) else not_held(left_out)
-
-
-def _describe(store: Store, path: str, name: str, exported: Exported, left_out: _LeftOut) -> dict[str, Any]:
-    kinds = [asdict(what) for what in left_out if not isinstance(what, str)]
+def _describe(store: Store, path: str, name: str, exported: Exported, written: Written | None) -> dict[str, Any]:
+    kinds, other_hosts = (written.left_out, written.other_hosts) if written else ((), ())
     return {
         "store": store.location,
         "file": path,
@@ -203,6 +196,6 @@ def _describe(store: Store, path: str, name: str, exported: Exported, left_out: 
         "bytes": exported.bytes,
         "resumed": exported.resumed,
         "exported": [ref.describe() for ref in exported.refs],
-        "left_out": [_text(what) for what in left_out],
-        "left_out_kinds": kinds,
+        "left_out": [*other_hosts, *map(str, kinds)],
+        "left_out_kinds": [*map(asdict, kinds)],
     }

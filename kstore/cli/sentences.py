@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from kstore.cli.output import Output
 from kstore.errors import IntegrityError, KstoreError, MissError
-from kstore.local.found import Skipped
 from kstore.published.layers import unforgotten
-from kstore.report import CommitReport, CommitStatus, Count, LeftOut, RestoreReport, RestoreStatus
+from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
 from kstore.scope import choices
 from kstore.words import amount, command_line, duration, files, plural, size
 
@@ -140,12 +139,6 @@ def brought_in(verb: str, brought: Brought) -> str:
     )
 
 
-def not_held(left_out: LeftOut) -> str:
-    """What another format cannot hold, and what becomes of it."""
-    of = f" of {left_out.component}" if left_out.component else ""
-    return f"{left_out.what}{of} ({amount(left_out.files, left_out.bytes)}): {left_out.why}"
-
-
 def tell_components(output: Output, cache_root: str, components: Mapping[str, Count] | None) -> None:
     """Say where the cache root is, and how much of each component is in it."""
     rows = {"cache root": cache_root}
@@ -169,12 +162,14 @@ def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:
     """Say what is worth knowing about the environment, what was left out, and why."""
     for note in getattr(report, "notes", ()):
         output.warn(note)
-    _tell_skipped(output, report.skipped)
+    most = _SHOWN + (len(report.skipped) == _SHOWN + 1)  # "1 more" takes a line as well
+    tell_left_out(output, [f"{skip.path}: {skip.reason}" for skip in report.skipped], most)
 
 
-def _tell_skipped(output: Output, skipped: Sequence[Skipped]) -> None:
-    shown, more = output.some(skipped, _SHOWN + (len(skipped) == _SHOWN + 1))  # "1 more" takes a line as well
-    for skip in shown:
-        output.warn(f"left out {skip.path}: {skip.reason}")
+def tell_left_out(output: Output, named: Sequence[str], most: int = _SHOWN) -> None:
+    """Name what was left out: no more than that many, or all with --verbose."""
+    shown, more = output.some(named, most)
+    for name in shown:
+        output.warn(f"left out {name}")
     if more:
         output.warn(f"left out {more} more; -v names them")

@@ -56,7 +56,7 @@ def node(tmp_path: Path, layout: str) -> Node:
 
 def exported(node: Node, export: Export, **options: str) -> bytes:
     stream = io.BytesIO()
-    assert export(node.store, node.newest(), stream, **options).left_out == ()
+    assert export(node.store, node.newest(), stream, **options).other_hosts == ()
     return stream.getvalue()
 
 
@@ -173,7 +173,7 @@ def test_host_bound_files_are_those_of_the_host_that_is_named(tmp_path: Path, mo
         node.commit()
     stream = io.BytesIO()
     written = archives.export_tar(node.store, node.newest(), stream)
-    assert (written.held.files, written.left_out) == (2, ("inductor/ab/same.so",))
+    assert (written.held.files, written.other_hosts) == (2, ("inductor/ab/same.so",))
     assert "inductor/ab/same.so" not in from_tar(stream.getvalue())
     found = from_tar(exported(node, archives.export_tar, host="a" * 5))
     assert found["inductor/ab/same.so"] == shared_object() + b"\0"

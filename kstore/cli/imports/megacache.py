@@ -25,7 +25,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     A mega-cache is pickled data: whoever restores KEY runs the code of whoever wrote FILE. Nothing of it runs now.
     """
     from kstore.cli.imports.target import check_mode
-    from kstore.cli.sentences import committed, not_held, tell_trouble
+    from kstore.cli.sentences import committed, tell_trouble
     from kstore.integrations.megacache import bring_in
 
     output, store = invocation.output, invocation.store()
@@ -41,7 +41,7 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
         )
         return
     for left in imported.left_out:
-        output.warn(f"left out {not_held(left)}")
+        output.warn(f"left out {left}")
     output.summary(committed(store, imported.committed))
     output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
     if imported.committed.declined:
