@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_or_generation_argument, on_scope
 from kstore.errors import UsageError
 from kstore.words import size
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("cat", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
+@key_or_generation_argument
 @click.argument("path")
 @on_scope
 def command(invocation: Invocation, key: str, path: str) -> None:

@@ -19,7 +19,6 @@ from kstore.cli.options import (
     Command,
     Invocation,
     cache_root_option,
-    complete_key,
     group_option,
     key_argument,
     layout_option,
@@ -29,6 +28,7 @@ from kstore.cli.options import (
     ready_option,
     refuse,
     scope_options,
+    seed_option,
     store_option,
     wait_options,
 )
@@ -87,7 +87,7 @@ class _Exec(Command):
 
 @click.command("exec", cls=_Exec, exit_codes=_EXIT_CODES)
 @key_argument
-@click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
+@seed_option
 @click.option("--require", is_flag=True, help="Do not run the command without restored kernels.")
 @click.option(
     "--require-hits", is_flag=True, help="Like --require, and fail if something is compiled anew or nothing is used."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_or_generation_argument, on_scope
 from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
 from kstore.errors import AmbiguousScopeError, IntegrityError, MissError, UsageError
@@ -53,7 +53,7 @@ FORMATS = {
 
 
 @click.command("export", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
+@key_or_generation_argument
 @click.option("-o", "path", metavar="FILE", required=True, help="The file to write; - is stdout.")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), help="By default, what FILE's name ends in.")
 @click.option("--under", metavar="DIR", help="Where an archive will be unpacked; else the cache root it was built in.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kstore.cli.columns import Column, fit, terminal_width
-from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, complete_key, on_scope
+from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_or_generation_argument, on_scope
 from kstore.words import in_line, shorten, size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _GAP = "  "
 
 
 @click.command("files", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
+@key_or_generation_argument
 @click.argument("path", default="")
 @on_scope
 def command(invocation: Invocation, key: str, path: str) -> None:

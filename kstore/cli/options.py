@@ -313,7 +313,11 @@ def _alone(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 group_option = click.option("--group", is_flag=True, help="All ranks of a job restore the same, or none does.")
 key_argument = click.argument("key", callback=_alone, shell_complete=complete_key)
+key_or_generation_argument = click.argument("key", metavar="KEY[@N]", shell_complete=complete_key)
 optional_key_argument = click.argument("key", default="", callback=_alone, shell_complete=complete_key)
+seed_option = click.option(
+    "--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet."
+)
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 

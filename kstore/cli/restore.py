@@ -16,11 +16,11 @@ from kstore.cli.options import (
     Command,
     Generation,
     Invocation,
-    complete_key,
     group_option,
     key_argument,
     on_worker,
     refuse,
+    seed_option,
     wait_options,
 )
 from kstore.cli.termination import terminable
@@ -29,7 +29,7 @@ from kstore.cli.termination import terminable
 @click.command("restore", cls=Command, exit_codes=ERROR | REQUIRED | INTEGRITY | TIMEOUT)
 @key_argument
 @click.option("--generation", type=Generation(), metavar="N", help="Exactly this one, not the newest.")
-@click.option("--seed", metavar="KEY", shell_complete=complete_key, help="What to start from if KEY has nothing yet.")
+@seed_option
 @click.option("--require", is_flag=True, help="Fail if nothing is published.")
 @wait_options
 @group_option
