@@ -57,10 +57,10 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
         return 1
     removed, kept = (roots, []) if dry_run else _remove_all(output, roots)
     if output.json:
-        lists = {"removed": removed, "kept": kept}
-        output.document({"dry_run": dry_run} | {name: list(map(_describe, found)) for name, found in lists.items()})
+        gone, left = list(map(_describe, removed)), list(map(_describe, kept))
+        output.document({"dry_run": dry_run, "removed": gone, "kept": left})
     else:
-        _print(output, removed, kept, dry_run)
+        _tell(output, removed, kept, dry_run)
     return 1 if kept else 0
 
 
@@ -131,7 +131,7 @@ def _describe(root: _Root) -> dict[str, object]:
     return {"cache_root": str(root.path), "key": owner.key, "store": owner.store, "gpu": owner.gpu, "bytes": root.bytes}
 
 
-def _print(output: Output, removed: list[_Root], kept: list[_Root], dry_run: bool) -> None:
+def _tell(output: Output, removed: list[_Root], kept: list[_Root], dry_run: bool) -> None:
     verb = "would remove" if dry_run else "removed"
     for root in removed:
         output.summary(f"{verb} {root.path} of {root.owner.key}, {size(root.bytes)}")

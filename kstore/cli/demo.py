@@ -45,15 +45,22 @@ def command(invocation: Invocation, keep: bool) -> None:
 
     if torch_folder() is None:
         raise PackageMissing("torch is not installed here; pip install torch")
+    output = invocation.output
     with terminable():
         folder = Path(tempfile.mkdtemp(prefix="kstore-demo-"))
         try:
-            cold, restored = _compare(invocation.output, folder)
+            cold, restored = _compare(output, folder)
         finally:
             if not keep:
                 shutil.rmtree(folder, ignore_errors=True)
-    _report(invocation.output, cold, restored, folder if keep else None)
-    if cold["output"] != restored["output"]:
+    equal, kept = cold["output"] == restored["output"], str(folder) if keep else None
+    if output.json:
+        output.document({"cold": cold, "restored": restored, "equal_outputs": equal, "folder": kept})
+    else:
+        _tell(output, cold, restored, equal=equal)
+        if kept:
+            output.line(f"kept in   {kept}")
+    if not equal:
         raise KstoreError("the outputs of the two processes differ; a restored kernel is not the one that was compiled")
 
 
@@ -91,12 +98,7 @@ def _environ() -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
 
-def _report(output: Output, cold: Run, restored: Run, folder: Path | None) -> None:
-    equal = cold["output"] == restored["output"]
-    if output.json:
-        kept = str(folder) if folder else None
-        output.document({"cold": cold, "restored": restored, "equal_outputs": equal, "folder": kept})
-        return
+def _tell(output: Output, cold: Run, restored: Run, *, equal: bool) -> None:
     output.table(_COLUMNS, _rows(cold, restored))
     stored, placed = cold["commit"], restored["restore"]
     ways = ", ".join(f"{way} {count}" for way, count in placed["used_modes"].items())
@@ -104,8 +106,6 @@ def _report(output: Output, cold: Run, restored: Run, folder: Path | None) -> No
     output.line(f"stored    {amount(stored['files'], stored['bytes'])}; {size(stored['uploaded'])} in the store")
     output.line(f"restored  {amount(placed['files'], placed['bytes'])}; {ways}")
     output.line(f"outputs   {'equal' if equal else 'NOT EQUAL'}")
-    if folder:
-        output.line(f"kept in   {folder}")
 
 
 def _rows(cold: Run, restored: Run) -> list[tuple[str, str, str]]:

@@ -56,13 +56,13 @@ def command(invocation: Invocation, key: str) -> int:
     for trouble in space.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     if output.json:
-        output.document(_document(store.location, space, rows))
+        output.document(_describe(store.location, space, rows))
     else:
         _tell(output, space, rows)
     return IntegrityError.exit_code if space.unreadable else 0
 
 
-def _document(location: str, space: Space[str], rows: dict[str, Held]) -> dict[str, object]:
+def _describe(location: str, space: Space[str], rows: dict[str, Held]) -> dict[str, object]:
     return {
         "store": location,
         "keys": [{"key": key, **asdict(held), "shared": held.shared} for key, held in rows.items()],

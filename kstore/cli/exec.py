@@ -195,7 +195,7 @@ def _restore(
             raise
         _warn(output, "nothing is restored, the command runs cold", error)
         is_late = isinstance(error, WaitTimeout)
-        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_describe(error))
+        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_text_of(error))
     record(store, report)
     tell_elsewhere(output, store, report)
     if require:
@@ -224,7 +224,7 @@ def _find_usage(
         usage = within(store.settings.timeout, store.waiting, f"reading the cache root of {key}", work)
     except (Exception, KeyboardInterrupt) as error:
         _warn(output, "it is not known whether what was restored was used", error)
-        return UsageReport(key, why_unknown=_describe(error))
+        return UsageReport(key, why_unknown=_text_of(error))
     if usage.generation:
         output.say(used(usage))
     if usage.unused and not output.json:
@@ -312,7 +312,7 @@ class _Commits:
             _warn(self._output, "nothing is committed", error)
             is_late = isinstance(error, WaitTimeout)
             status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
-            return CommitReport(status, self._key, error=_describe(error))
+            return CommitReport(status, self._key, error=_text_of(error))
         tell_trouble(self._output, report)
         self._output.say(committed(self._store, report, self._checkpoints))
         return report
@@ -334,9 +334,9 @@ class _Commits:
 
 
 def _warn(output: Output, what: str, error: BaseException) -> None:
-    output.warn(f"{what}: {_describe(error)}")
+    output.warn(f"{what}: {_text_of(error)}")
     log.debug("%s", what, exc_info=error)
 
 
-def _describe(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return str(error) or type(error).__name__

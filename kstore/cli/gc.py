@@ -32,7 +32,7 @@ _COLUMNS = (
     GPU,
     ENVIRONMENT,
     Column("GEN", right=True),
-    Column("", floor=0),
+    Column(""),
     Column("WHY"),
 )
 

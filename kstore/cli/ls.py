@@ -54,7 +54,7 @@ def command(invocation: Invocation, prefix: str) -> int:
         scopes = [ref.describe() | {"store": _store_of(store, ref)} for ref in refs]
         output.document({"store": store.location, "scopes": scopes})
     elif refs:
-        _print(output, store, refs)
+        _tell(output, store, refs)
     elif found:
         _say_forgotten(invocation, found)
     elif not untold:
@@ -85,7 +85,7 @@ def _row(ref: Ref) -> tuple[str, ...]:
     return (scope.key, scope.gpu, scope.environment, *numbers, size(ref.size), age(ref.created))
 
 
-def _print(output: Output, store: Store, refs: list[Ref]) -> None:
+def _tell(output: Output, store: Store, refs: list[Ref]) -> None:
     """Print a table. The columns for states and stores are present only if they tell something."""
     from kstore.published.ref import RefState
 

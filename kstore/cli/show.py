@@ -81,7 +81,7 @@ def command(invocation: Invocation, key: str) -> int:
         for position, one in enumerate(shown):
             if position:
                 output.line()
-            _print(output, one, has_several=bool(store.storage.below))
+            _tell(output, one, has_several=bool(store.storage.below))
     return troubles[0].exit_code if troubles else 0
 
 
@@ -136,7 +136,7 @@ def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
     return ref.describe() | {"manifest": ref.manifest.hex(), "pinned": is_pinned}
 
 
-def _print(output: Output, shown: _Shown, *, has_several: bool) -> None:
+def _tell(output: Output, shown: _Shown, *, has_several: bool) -> None:
     """Print one scope, with the store that it is in if there are several."""
     output.line(shown.scope.key)
     for name, value in _facts(shown, has_several=has_several):

@@ -53,7 +53,7 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
 
 def _tell(output: Output, report: VerifyReport) -> None:
     for damage in report.damage:
-        output.line(_describe(output, damage))
+        output.line(_lost(output, damage))
     for pack in report.packs:
         output.line(f"pack {pack} is damaged")
     shown, more = output.some(report.unreadable, _SHOWN)
@@ -64,7 +64,7 @@ def _tell(output: Output, report: VerifyReport) -> None:
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
     for away in report.elsewhere:
-        output.say(_describe_away(away))
+        output.say(_not_checked(away))
     part = f"{report.read} of " if report.read < report.blobs else ""
     what = f"{part}{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
@@ -93,12 +93,12 @@ def _verdict(report: VerifyReport) -> str:
     return "damage was found" if report.is_damaged else "not everything could be read"
 
 
-def _describe_away(away: Damage) -> str:
+def _not_checked(away: Damage) -> str:
     named = f"{plural(len(away.paths), 'file')} of generation {away.generation} of {away.scope}"
     return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
 
 
-def _describe(output: Output, damage: Damage) -> str:
+def _lost(output: Output, damage: Damage) -> str:
     if damage.reason:
         return damage.reason
     shown, more = output.some(damage.paths, _SHOWN)

@@ -62,7 +62,7 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
             failed[zip.path] = error
             output.warn(str(error))
     if output.json:
-        _print(output, store, imported, failed, others)
+        output.document(_describe(store, imported, failed, others))
     elif names:
         output.say(f"the zips for {', '.join(names)} are left: import them on workers with these GPUs")
     return max((error.exit_code for error in failed.values()), default=0)
@@ -101,18 +101,12 @@ def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
     return report
 
 
-def _print(
-    output: Output,
-    store: Store,
-    imported: dict[Path, CommitReport],
-    failed: dict[Path, KstoreError],
-    others: list[Path],
-) -> None:
-    output.document(
-        {
-            "store": store.location,
-            "imported": [{"archive": str(path), **report.as_json()} for path, report in imported.items()],
-            "failed": [{"archive": str(path), "error": str(error)} for path, error in failed.items()],
-            "left": [str(path) for path in others],
-        }
-    )
+def _describe(
+    store: Store, imported: dict[Path, CommitReport], failed: dict[Path, KstoreError], others: list[Path]
+) -> dict[str, object]:
+    return {
+        "store": store.location,
+        "imported": [{"archive": str(path), **report.as_json()} for path, report in imported.items()],
+        "failed": [{"archive": str(path), "error": str(error)} for path, error in failed.items()],
+        "left": [str(path) for path in others],
+    }
