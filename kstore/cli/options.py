@@ -205,60 +205,38 @@ def _output_options(stream: str) -> Callable[[Function], Function]:
     )  # fmt: skip
 
 
-def output_options(function: Function) -> Function:
-    """Output options of a command whose stdout is its own."""
-    return _output_options("stdout")(function)
-
-
-def lent_output_options(function: Function) -> Function:
-    """Output options of a command that lends its stdout to a child."""
-    return _output_options("stderr")(function)
-
-
-def store_option(function: Function) -> Function:
-    """The option that names the store."""
-    text = "The store, and after a colon others to read what it lacks; else KSTORE_ROOT, else /data/kstore."
-    return _setting("--store", "DIR[:DIR]", text)(function)
-
-
-def cache_root_option(function: Function) -> Function:
-    """The option that names the local folder."""
-    text = "The local folder; else KSTORE_CACHE_ROOT, else a numbered one below /tmp/kstore."
-    return _setting("--cache-root", "DIR", text)(function)
-
-
-def scope_options(function: Function) -> Function:
-    """Options that say whose kernels, if detection would say something else."""
-    return _decorate(
-        _setting("--gpu", "NAME", "Instead of the GPU that is detected; `kstore ls --json` has the names."),
-        _setting("--environment", "TAG", "Instead of the installed software's."),
-    )(function)
-
-
-def choice_options(function: Function) -> Function:
-    """Options that say whose kernels, for a command that takes all of them or finds out which are meant."""
-    return _decorate(
-        _setting("--gpu", "NAME", "Only this GPU's; `kstore ls --json` has the names."),
-        _setting("--environment", "TAG", "Only this software's; `kstore ls --json` has the tags."),
-    )(function)
-
-
-def layout_option(function: Function) -> Function:
-    """The option that says how new blobs are stored."""
-    return click.option(
-        "--layout", type=click.Choice(["auto", "loose", "packed"]), callback=_set, expose_value=False,
-        help="How new files are stored: one by one, as one pack, or (auto) what suits the store's filesystem.",
-    )(function)  # fmt: skip
-
-
-def wait_options(function: Function) -> Function:
-    """Options that say who compiles, and who waits."""
-    return _decorate(
-        click.option("--wait", metavar="DURATION", callback=as_seconds_or_none,
-                     help="If nothing is published: one worker compiles, the others wait this long for it (300, 5m)."),
-        click.option("--lease-ttl", metavar="DURATION", callback=_set_seconds, expose_value=False,
-                     help="How long after its last sign of life the one that compiles counts as gone; else 60 s."),
-    )(function)  # fmt: skip
+output_options = _output_options("stdout")
+lent_output_options = _output_options("stderr")
+"""The same for a command that lends its stdout to a child."""
+store_option = _setting(
+    "--store",
+    "DIR[:DIR]",
+    "The store, and after a colon others to read what it lacks; else KSTORE_ROOT, else /data/kstore.",
+)
+cache_root_option = _setting(
+    "--cache-root", "DIR", "The local folder; else KSTORE_CACHE_ROOT, else a numbered one below /tmp/kstore."
+)
+scope_options = _decorate(
+    _setting("--gpu", "NAME", "Instead of the GPU that is detected; `kstore ls --json` has the names."),
+    _setting("--environment", "TAG", "Instead of the installed software's."),
+)
+"""Whose kernels, if detection would say something else."""
+choice_options = _decorate(
+    _setting("--gpu", "NAME", "Only this GPU's; `kstore ls --json` has the names."),
+    _setting("--environment", "TAG", "Only this software's; `kstore ls --json` has the tags."),
+)
+"""Whose kernels, for a command that takes all of them or finds out which are meant."""
+layout_option = click.option(
+    "--layout", type=click.Choice(["auto", "loose", "packed"]), callback=_set, expose_value=False,
+    help="How new files are stored: one by one, as one pack, or (auto) what suits the store's filesystem.",
+)  # fmt: skip
+wait_options = _decorate(
+    click.option("--wait", metavar="DURATION", callback=as_seconds_or_none,
+                 help="If nothing is published: one worker compiles, the others wait this long for it (300, 5m)."),
+    click.option("--lease-ttl", metavar="DURATION", callback=_set_seconds, expose_value=False,
+                 help="How long after its last sign of life the one that compiles counts as gone; else 60 s."),
+)  # fmt: skip
+"""Who compiles, and who waits."""
 
 
 def _as_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -272,18 +250,15 @@ def _as_url(ctx: click.Context, param: click.Parameter, value: str | None) -> st
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-def live_options(function: Function) -> Function:
-    """Options that say when to commit what is still being compiled."""
-    return _decorate(
-        click.option("--settle", metavar="DURATION", default="5s", show_default=True, callback=as_seconds,
-                     help="Commit when nothing has changed for this long."),
-        click.option("--every", metavar="DURATION", default="60s", show_default=True, callback=as_seconds,
-                     help="And at least this often while files keep coming."),
-        click.option("--grace-period", metavar="DURATION", default="10s", show_default=True, callback=as_seconds,
-                     help="Time for the last commit after SIGTERM or Ctrl-C."),
-    )(function)  # fmt: skip
-
-
+live_options = _decorate(
+    click.option("--settle", metavar="DURATION", default="5s", show_default=True, callback=as_seconds,
+                 help="Commit when nothing has changed for this long."),
+    click.option("--every", metavar="DURATION", default="60s", show_default=True, callback=as_seconds,
+                 help="And at least this often while files keep coming."),
+    click.option("--grace-period", metavar="DURATION", default="10s", show_default=True, callback=as_seconds,
+                 help="Time for the last commit after SIGTERM or Ctrl-C."),
+)  # fmt: skip
+"""When to commit what is still being compiled."""
 ready_option = click.option(
     "--ready-url", metavar="URL", callback=_as_url,
     help="Commit once more when this first answers 200: the server is ready.",
@@ -321,32 +296,25 @@ seed_option = click.option(
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
-def on_store(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that works on a store."""
-    return _decorate(store_option, output_options)(pass_invocation(function))
+def _taking(
+    *options: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[[Callable[Concatenate[Invocation, P], R]], Callable[P, R]]:
+    """A decorator for a command: it gets the invocation, and these options as well as those of its output."""
+
+    def decorate(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
+        return _decorate(*options, output_options)(pass_invocation(function))
+
+    return decorate
 
 
-def on_scope(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that works on one key's kernels in a store."""
-    return _decorate(store_option, choice_options, output_options)(pass_invocation(function))
-
-
-def on_scope_and_root(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that compares one key's kernels with a cache root."""
-    return _decorate(store_option, cache_root_option, choice_options, output_options)(pass_invocation(function))
-
-
-def on_importer(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that publishes what another cache has kept."""
-    return _decorate(store_option, scope_options, layout_option, output_options)(pass_invocation(function))
-
-
-def on_worker(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that works on a cache root as well."""
-    return _decorate(store_option, cache_root_option, scope_options, output_options)(pass_invocation(function))
-
-
-def on_committer(function: Callable[Concatenate[Invocation, P], R]) -> Callable[P, R]:
-    """The options and the invocation, for a command that works on a cache root and may write to the store."""
-    options = store_option, cache_root_option, scope_options, layout_option, output_options
-    return _decorate(*options)(pass_invocation(function))
+on_store = _taking(store_option)
+on_scope = _taking(store_option, choice_options)
+"""For a command that works on one key's kernels in a store."""
+on_scope_and_root = _taking(store_option, cache_root_option, choice_options)
+"""For a command that compares one key's kernels with a cache root."""
+on_importer = _taking(store_option, scope_options, layout_option)
+"""For a command that publishes what another cache has kept."""
+on_worker = _taking(store_option, cache_root_option, scope_options)
+"""For a command that works on a cache root as well."""
+on_committer = _taking(store_option, cache_root_option, scope_options, layout_option)
+"""For a command that works on a cache root and may write to the store."""
