@@ -71,12 +71,15 @@ class Launcher:
 
 
 def _become_command(orders: int, failures: int) -> NoReturn:
-    """Wait for the order to become the command. If there is none, the other process has ended."""
+    """Wait for the order to become the command. If there is none, the other process has ended.
+
+    The order is read as far as it goes, not to the pipe's end: a program that a thread of the other process has just
+    started may have that open too, and hang while it closes its files.
+    """
     try:
         with open(orders, "rb") as file:
-            order = file.read()
-        if order:
-            os.write(failures, str(_run(*marshal.loads(order))).encode())
+            order = marshal.load(file)
+        os.write(failures, str(_run(*order)).encode())
     finally:
         os._exit(1)
 

@@ -217,6 +217,7 @@ def test_a_stop_that_came_during_the_restore_does_not_stop_the_command(cli: Cli)
     cli("init")
     process = cli.start("exec", "my/v1", "--", "echo", "ran", KSTORE_TIMEOUT="2", **cli.hanging())
     while not (waiting := psutil.Process(process.pid).children()):
+        assert process.poll() is None
         time.sleep(0.01)
     waiting[0].send_signal(signal.SIGTSTP)
     out, err = process.communicate(timeout=60)
