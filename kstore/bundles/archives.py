@@ -105,7 +105,7 @@ def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = Fal
     if is_text:
         _check_text(files)
     check_supported(store.storage, snapshot, sizes_of(files.values()))
-    held = Count(len(files), sum(entry.size for entry in files.values()))
+    held = Count.of([entry.size for entry in files.values()])
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))
     return _read(sorted(files.items(), key=by_similarity), folder, fetch), Written(held, other_hosts=other_hosts)

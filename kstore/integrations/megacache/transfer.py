@@ -56,7 +56,7 @@ def export(store: Store, ref: Ref, stream: BinaryIO) -> Written:
     with reporting_trouble(store.location, "read"):
         artifacts = list(_fetch(store, snapshot, carried))
     stream.write(container.write(artifacts))
-    held = Count(len(carried), sum(entry.size for entry in carried.values()))
+    held = Count.of([entry.size for entry in carried.values()])
     return Written(held, left_out(manifest, bundled_kernels(artifacts)))
 
 
