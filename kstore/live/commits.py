@@ -83,6 +83,7 @@ class LiveCommits:
         self.store = store
         """What it commits to."""
         self.only_asked = only_asked
+        """Whether it commits nothing of its own accord."""
         self._key = key
         self._every = every
         self._schedule = Schedule(settle, every, time.monotonic())
