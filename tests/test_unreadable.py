@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +23,12 @@ from kstore.inspect.comparison import compare_sides
 from kstore.inspect.sides import published_side
 from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
-from kstore.published.ref import FORMAT, Ref
+from kstore.published.ref import Ref
 from tests.bundles.carrying import other_store
 from tests.faults.reading import AWAY, trouble_with
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole
-from tests.trees import KEY, Node, contents
+from tests.trees import KEY, Node, as_if_newer, contents
 
 FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -337,9 +336,7 @@ def test_a_repair_puts_back_what_was_quarantined_whole(tmp_path: Path) -> None:
 
 def test_what_a_newer_kstore_has_published_is_left_alone(node: Node, tmp_path: Path) -> None:
     """Its packs may need something that this version lacks."""
-    ref = node.location / node.newest().name
-    ref.chmod(0o644)
-    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+    as_if_newer(node.location / node.newest().name)
     pass_time(node)
     before = published_files(node)
     node.tree.kernel("three")

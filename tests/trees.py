@@ -26,7 +26,7 @@ from kstore.local.scan import scan
 from kstore.local.state import StateFolder
 from kstore.local.unread import Offer, Unread
 from kstore.published.manifest import Entry, Flag
-from kstore.published.ref import Ref
+from kstore.published.ref import FORMAT, Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitReport, RestoreReport
 from kstore.store import Store
@@ -225,6 +225,12 @@ def shared_object() -> bytes:
     """A real shared object."""
     folder = Path(lmdb.__file__).parent
     return min(folder.glob("*.so"), key=lambda path: path.stat().st_size).read_bytes()
+
+
+def as_if_newer(ref: Path) -> None:
+    """Change a ref's file to one that a newer kstore has written."""
+    ref.chmod(0o644)
+    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
 
 
 def publish(refs: Refs, ref: Ref) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import pytest
 from kstore.errors import MissError, StoreUnavailable, UsageError
 from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
-from kstore.published.ref import FORMAT
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored
 from tests.gc.stores import collect_fully, pass_time
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, without_relocated
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, as_if_newer, contents, without_relocated
 
 SCOPE = Scope(GPU, KEY, ENVIRONMENT)
 
@@ -173,9 +171,7 @@ def test_what_a_newer_kstore_wrote_is_left_out_and_reported_and_the_others_are_c
     source.commit("z/v1")
     copy(source, target, "other/v1")
     node = source if side == "source" else target
-    ref = node.location / node.newest("other/v1").name
-    ref.chmod(0o644)
-    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+    as_if_newer(node.location / node.newest("other/v1").name)
     report = copy(source, target)
 
     assert sorted(brought.scope.key for brought in report.scopes) == [KEY, "z/v1"]

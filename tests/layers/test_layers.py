@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -23,13 +22,13 @@ from kstore.inspect.sides import published_side
 from kstore.published import layers
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Flag
-from kstore.published.ref import FORMAT, RefState
+from kstore.published.ref import RefState
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import GROUP_FILES, Fleet, Worker, fill, fingerprint, has, kernels, modules, objects
 from tests.test_repair import rot_frame
-from tests.trees import ENVIRONMENT, GPU, KEY, Tree, contents
+from tests.trees import ENVIRONMENT, GPU, KEY, Tree, as_if_newer, contents
 
 OTHER = "model/v2"
 TICK = 0.15
@@ -323,9 +322,7 @@ def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(fle
     for name in ("two", "three"):
         fill(worker, name)
         worker.commit()
-    ref = worker.location / worker.newest().name
-    ref.chmod(0o644)
-    ref.write_text(json.dumps({**json.loads(ref.read_text()), "format": FORMAT + 1}))
+    as_if_newer(worker.location / worker.newest().name)
 
     assert worker.store.rollback(KEY, 1).generation == 3
     again = fleet.worker("again")
