@@ -1045,3 +1045,8 @@ def test_switches_of_torchs_that_bear_other_names_are_in_its_keys() -> None:
         "ENABLE_HOST_SIDE_TMA", "FAKE_ALLOW_META",
     }  # fmt: skip
     assert have_same_keys("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", "1", None)
+
+
+@pytest.mark.parametrize("name", ["LAYOUT_OPTIMIZATION", "PARTITIONED_SCATTER_ENABLED"])
+def test_one_whose_default_is_another_with_rocm_always_counts(name: str) -> None:
+    assert not any(have_same_keys(f"TORCHINDUCTOR_{name}", value, None) for value in "01")
