@@ -174,6 +174,7 @@ class Vllm(Engine):
         put(tuned / f"{_hex('identity')}.json", b'{"records": []}')
         self.write(tuned / f"{_hex('identity')}.json.lock", b"")
         self.write(tuned / f"{_hex('identity')}.json.tp1.part", b"{")
+        self.triton(tuned / "triton", "segmented attention")  # RocmSegmentedAttentionImpl, unless its variable is set
 
     def _short(self, model: str) -> Path:
         return self.root / "torch_compile_cache" / _hex(model)[:10]
@@ -232,7 +233,6 @@ class Sglang(Engine):
     def beside(self) -> None:
         """Everything else below SGLANG_CACHE_DIR."""
         put = self.publish
-        put(self.root / "cute_aot" / "kernel.json", b"{}")
         put(self.root / "flashinfer" / "autotune" / "0.7.2" / "90a" / "0123" / "rank_tp0_pp0_dp0.json", b"{}")
         put(self.root / "flashinfer" / "autotune" / "0.7.2" / "90a" / "0123" / "rank_tp0_pp0_dp0_gpuGPU-1.json", b"{}")
         put(self.root / "rust_extensions" / "targets" / "0123" / "release" / "lib.d", b"big")

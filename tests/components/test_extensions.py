@@ -48,6 +48,16 @@ def test_one_that_is_being_built_waits_for_the_next_commit(tmp_path: Path) -> No
     assert node.commit().new_files == 4
 
 
+def test_one_that_ninja_still_builds_waits_though_nobody_holds_the_lock(tmp_path: Path) -> None:
+    """Ninja outlives the process that was killed."""
+    node = Node(tmp_path)
+    build(node, "source", "1")
+    ninja = node.tree.put(f"{FOLDER}/.ninja_lock", b"", age=0)
+    assert node.commit().new_files == 0
+    node.tree.put(ninja, b"", age=7200)  # Ninja was killed, too.
+    assert node.commit().new_files == 4
+
+
 @pytest.mark.parametrize("age", [0, 7200])
 def test_the_lock_that_torch_leaves_says_something_only_while_it_is_held(tmp_path: Path, age: int) -> None:
     node = Node(tmp_path)

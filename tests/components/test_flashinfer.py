@@ -140,6 +140,16 @@ def test_one_whose_lock_is_held_waits_for_the_next_commit(tmp_path: Path) -> Non
     assert node.commit().new_files == 4
 
 
+def test_one_that_ninja_still_builds_waits_though_nobody_holds_the_lock(tmp_path: Path) -> None:
+    """Ninja outlives the process that was killed."""
+    node = Node(tmp_path)
+    build(node, "1")
+    ninja = node.tree.put(f"{OPERATION}/.ninja_lock", b"", age=0)
+    assert node.commit().new_files == 0
+    node.tree.put(ninja, b"", age=7200)  # Ninja was killed, too.
+    assert node.commit().new_files == 4
+
+
 def test_kernels_of_its_cute_dsl_are_complete_with_what_they_were_compiled_from(tmp_path: Path) -> None:
     node, other = Node(tmp_path), Node(tmp_path, "other")
     node.tree.put(f"{CUTE_DSL}/quantize_f16.o", shared_object())

@@ -24,7 +24,6 @@ RULES = [
     (r"sglang/deep_gemm/cache/kernel\.gemm\.0123/kernel\.(cu|cubin)", LINK | GROUP),
     (r"triton/\w{52}/k\.\w+", LINK | GROUP),
     (r"triton/\w{52}/__grp__k\.json", GROUP | RELOCATE),
-    (r"sglang/cute_aot/kernel\.json", Flag(0)),
     (r"sglang/flashinfer/autotune/0\.7\.2/90a/0123/rank_tp0_pp0_dp0\.json", Flag(0)),
 ]
 LEFT_OUT = {

@@ -200,6 +200,7 @@ def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component,
         "tmpx8f2/",
         "triton/0/tmp.1f2e/",
         f"cutedsl_compile_cache/{HEX}.o.tmp",
+        f"quack/{HEX}/{HEX}.o.tmp.4711",  # jit_cache in torch._vendor.quack
         "precompiled_headers/",
         "inductor_const_spill_4711_140234711123456",
         # AotCodeCompiler.compile: these files are built anew at every export.
@@ -316,8 +317,13 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
         ("inductor", "helion/tmp.0f1e2d3c"),
         ("inductor", "gcc/"),  # install_gcc_via_conda
         ("tilelang", f"0.1.15/linux-x86_64/kernels/{HEX}/.kernel.12_0f1e.tmp.cubin"),  # _save_cubin_to_cache_if_needed
+        ("tilelang", f"0.1.15/linux-x86_64/kernels/{HEX}/kernel.cubin.staging.0f1e2d3c/"),  # CUBIN_GEN_CODE_TEMPLATE
+        ("tilelang", "py-cache/"),  # disk_compile, at every start
         ("flashinfer", "0.7.4/90a/cached_ops/blackwell_0f1e/kernel.12.tmp.cubin"),  # moe_ep's session
         ("flashinfer", "0.7.4/90a/cached_ops/kda_tirx_0f1e/tmp_0f1e2d3/"),  # TemporaryDirectory in kda_kernels
+        ("flashinfer", "0.7.4/120f/autotune/tmp_0f1e2d3"),  # _sparse_mla_sm120._calibration
+        ("sglang", f"cute_aot/{HEX}/fwd/.{HEX}.tmp.o"),  # JITPersistentCache._try_export_to_storage
+        ("sglang", f"cute_aot/{HEX}/fwd/.{HEX}.tmp.h"),
     ],
 )
 def test_what_they_have_not_written_yet_or_downloaded_is_ignored(name: str, path: str) -> None:

@@ -50,6 +50,8 @@ RULES = [
     # beside: tuned choices
     (r"vllm/flashinfer_autotune_cache/0\.7\.2/90a/\w+/autotune_configs\.json", COPIED),
     (r"vllm/rocm_segmented_attention/\w+\.json", COPIED),
+    (r"vllm/rocm_segmented_attention/triton/\w{52}/k\.\w+", LINK | GROUP),
+    (r"vllm/rocm_segmented_attention/triton/\w{52}/__grp__k\.json", GROUP | RELOCATE),
 ]
 LEFT_OUT = {
     "modelinfos", "startup_plan", "gpu_p2p_access_cache_for_0,1.json", "deep_gemm", "assets",  # see components.toml
