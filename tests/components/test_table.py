@@ -154,6 +154,7 @@ LINK, MERGE, RELOCATE, HOST = Flag.LINK, Flag.MERGE, Flag.RELOCATE, Flag.HOST
         ("dynamo/code_state_job_0_tag.pkl", 0),
         (f"ab/c{HEX}.cu", 0),
         (f"cutedsl_compile_cache/{HEX}.o", HOST),
+        (f"flydsl_compile_cache/gemm/{HEX}.pkl", LINK),
         ("ab/model_metadata.json", 0),
         ("something/unknown.bin", 0),
     ],

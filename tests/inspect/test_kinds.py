@@ -32,6 +32,8 @@ KINDS = {
     "vllm/torch_compile_cache/torch_aot_compile/ab12/rank_0_0/model": Kind.COMPILED_MODEL,
     "inductor/ab/cabc.cu": Kind.CUDA_KERNEL,
     "inductor/quack/0a1b/2c3d.o": Kind.CUDA_KERNEL,
+    "quack/0a1b/2c3d.o": Kind.CUDA_KERNEL,
+    "inductor/flydsl_compile_cache/gemm/2c3d.pkl": Kind.CUDA_KERNEL,
     "deepgemm/cache/kernel.fp8/kernel.cubin": Kind.CUDA_KERNEL,
     "cuda/0/1/abcdef": Kind.CUDA_KERNEL,
     "extensions/py311_cu130/mine/mine.so": Kind.NATIVE_OBJECT,
