@@ -174,6 +174,7 @@ class Vllm(Engine):
         put(tuned / f"{_hex('identity')}.json", b'{"records": []}')
         self.write(tuned / f"{_hex('identity')}.json.lock", b"")
         self.write(tuned / f"{_hex('identity')}.json.tp1.part", b"{")
+        self.write(tuned / "tmp_0f1e2d3", b"{")  # _save, before it is renamed
         self.triton(tuned / "triton", "segmented attention")  # RocmSegmentedAttentionImpl, unless its variable is set
 
     def _short(self, model: str) -> Path:

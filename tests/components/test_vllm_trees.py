@@ -55,7 +55,7 @@ RULES = [
 ]
 LEFT_OUT = {
     "modelinfos", "startup_plan", "gpu_p2p_access_cache_for_0,1.json", "deep_gemm", "assets",  # see components.toml
-    "locks", "error", "lock", "part",
+    "locks", "error", "lock", "part", "tmp_0f1e2d3",
 }  # fmt: skip
 
 
