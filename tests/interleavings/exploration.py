@@ -65,7 +65,7 @@ class Explored:
     runs: int
     """How often real code was run for that."""
     passes: int
-    """How often all actors, or some, were explored until nothing was new."""
+    """How often everything that all actors, or some of them, can do was explored, as far as it was known."""
     seconds: float
 
     def __str__(self) -> str:
@@ -125,9 +125,9 @@ class _Exploration:
     def run(self) -> Explored:
         started = time.perf_counter()
         for present in self._groups():
-            self._explore(present)
+            self._pass(present)
         self._kills = True
-        schedules = self._explore(self._behaviours)
+        schedules = self._explore()
         return Explored(
             schedules=schedules,
             states=len(self._schedules),
@@ -144,17 +144,21 @@ class _Exploration:
         for count in range(1, len(everybody) + 1):
             yield from itertools.combinations(everybody, count)
 
-    def _explore(self, present: Sequence[Behaviour]) -> int:
-        """Explore everything that these actors can do until nothing is new; returns the number of schedules."""
-        start = tuple(actor.start if actor in present else actor.absent for actor in self._behaviours)
+    def _explore(self) -> int:
+        """Explore everything that all actors can do until nothing is new; returns the number of schedules."""
         before = -1
         while before < (before := self._points()):
-            self._passes += 1
-            self._schedules.clear()
-            for behaviour in self._behaviours:
-                behaviour.settle()
-            schedules = self._visit(self._start, start, self._turn)
+            schedules = self._pass(self._behaviours)
         return schedules
+
+    def _pass(self, present: Sequence[Behaviour]) -> int:
+        """Explore everything that these actors can do, as far as is known; returns the number of schedules."""
+        start = tuple(actor.start if actor in present else actor.absent for actor in self._behaviours)
+        self._passes += 1
+        self._schedules.clear()
+        for behaviour in self._behaviours:
+            behaviour.settle()
+        return self._visit(self._start, start, self._turn)
 
     def close(self) -> None:
         for behaviour in self._behaviours:
