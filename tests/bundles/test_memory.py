@@ -15,7 +15,7 @@ from tests.trees import ENVIRONMENT, GPU, KEY, Node
 
 MIB = 1 << 20
 ROOM = 64 * MIB
-LARGEST = 96 * MIB
+LARGEST = 32 * MIB
 
 CHILD = """
 import re, sys
