@@ -9,6 +9,9 @@ from typing import ClassVar
 
 import click
 
+_CLOSE = 0.7
+"""How similar an option must be to one of the group's own, by `difflib`: --json is less so to --version."""
+
 
 class CommandTable(click.Group):
     """Knows its commands from a table, and imports the one that runs."""
@@ -31,6 +34,18 @@ class CommandTable(click.Group):
             meant = get_close_matches(name, self.table)
             ctx.fail(f"No such command {name!r}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options of the group itself; for any other one, an error says where a command's options go."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            own = [option for param in self.get_params(ctx) for option in param.opts]
+            meant = get_close_matches(name, own, cutoff=_CLOSE)
+            after = f"a command's options come after it, as in `{ctx.command_path} COMMAND {name}`"
+            hint = f"did you mean {' or '.join(meant)}?" if meant else after
+            ctx.fail(f"No such option {name!r} before the command; {hint}")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""

@@ -148,6 +148,21 @@ def test_a_locale_without_an_ellipsis_is_no_failure(cli: Cli) -> None:
     assert "gggg?gggg" in on_terminal("ls", PYTHONIOENCODING="latin-1")
 
 
+@pytest.mark.parametrize(("option", "value"), [("--store", ("/mnt/kstore",)), ("--json", ()), ("-q", ())])
+def test_of_an_option_before_the_command_it_is_said_where_it_goes(
+    cli: Cli, option: str, value: tuple[str, ...]
+) -> None:
+    result = cli(option, *value, "ls")
+
+    assert result.code == 2
+    assert f"No such option '{option}' before the command; a command's options come after it" in result.err
+    assert f"`kstore COMMAND {option}`" in result.err
+
+
+def test_an_option_that_needs_no_command_is_suggested(cli: Cli) -> None:
+    assert "No such option '--verion' before the command; did you mean --version?" in cli("--verion").err
+
+
 def test_what_the_library_logs_goes_to_stderr(cli: Cli) -> None:
     cli.publish("my/v1")
     cli("restore", "my/v1")
