@@ -262,9 +262,29 @@ def test_an_import_of_nothing_says_what_there_is_to_name(cli: Cli) -> None:
     assert len(result.err.splitlines()) == 1
 
 
-def test_an_unknown_source_of_an_import_is_a_file(cli: Cli) -> None:
-    result = cli("import", "missing.kstore")
-    assert (result.code, "cannot read missing.kstore" in result.err) == (1, True)
+@pytest.mark.parametrize("command", [("missing",), ("bundle", "missing"), ("megacache", "missing", "my/v1")])
+def test_a_file_that_is_missing_is_the_same_error_for_each_source(cli: Cli, command: tuple[str, ...]) -> None:
+    result = cli("import", *command)
+
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "kstore: cannot read missing: No such file or directory\n"
+
+
+@pytest.mark.parametrize("words", [("fal", "/zips"), ("megacache", "saved", "my/v1")])
+def test_a_source_after_an_option_is_no_missing_file(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli("import", "--layout", "packed", *words)
+
+    assert (result.code, result.out) == (2, "")
+    assert f"to import from {words[0]}, put its name first, as in `kstore import {words[0]}`" in result.err
+
+
+def test_a_bundle_may_have_the_name_of_a_source(
+    cli: Cli, bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(bundle).rename("fal")
+
+    assert cli("import", "--layout", "packed", "fal").code == 0
 
 
 def test_a_mega_cache_is_no_bundle_and_its_own_command_is_named(cli: Cli) -> None:

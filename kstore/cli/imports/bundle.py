@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kstore.cli.imports import SOURCES
 from kstore.cli.options import (
     ERROR,
     INTEGRITY,
@@ -30,8 +32,15 @@ if TYPE_CHECKING:
 _MEGACACHE = ".megacache"
 
 
+def _no_source(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Callback of FILE: another source's name is here if options stand before it."""
+    if value in SOURCES and not os.path.lexists(value):
+        ctx.fail(f"there is no file {value}; to import from {value}, put its name first, as in `kstore import {value}`")
+    return value
+
+
 @click.command("bundle", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
-@click.argument("path", metavar="FILE")
+@click.argument("path", metavar="FILE", callback=_no_source)
 @click.argument("key", required=False)
 @store_option
 @choice_options

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import BinaryIO
 
 import click
 
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, key_argument, on_importer
 from kstore.cli.termination import terminable
+from kstore.errors import FileError
 from kstore.words import files
+
+_STDIN = "-"
 
 
 @click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY)
-@click.argument("file", type=click.File("rb"))
+@click.argument("path", metavar="FILE")
 @key_argument
 @on_importer
-def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
+def command(invocation: Invocation, path: str, key: str) -> None:
     """Publish under KEY what torch.compiler.save_cache_artifacts wrote to FILE.
 
     What is already published stays, and what FILE has for the same graphs is then not needed. FILE is `-` for
@@ -30,9 +32,9 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
 
     output, store = invocation.output, invocation.store()
     check_mode(store)
-    name = file.name if isinstance(file.name, str) else "stdin"  # a closed stdin has a number for a name
+    name = "stdin" if path == _STDIN else path
     with terminable(), output.working(f"importing {name}"):
-        imported = bring_in(store, file.read(), key, name)
+        imported = bring_in(store, _read(path, name), key, name)
     tell_trouble(output, imported.committed)
     if output.json:
         output.document(
@@ -46,3 +48,11 @@ def command(invocation: Invocation, file: BinaryIO, key: str) -> None:
     output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
     if imported.committed.declined:
         output.say(f"{files(imported.committed.declined)} answer the same as published ones, which stay")
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        with open(0 if path == _STDIN else path, "rb", closefd=path != _STDIN) as file:
+            return file.read()
+    except OSError as error:
+        raise FileError(f"cannot read {name}: {error.strerror}") from error
