@@ -186,6 +186,7 @@ class Storage:
                     self.backend.write_out(_SETTINGS)
                 tagged.result()
             if created:
+                log.info("made a store in %s", self.location)
                 self._settings = content
                 self._note_place()
         return created
@@ -319,6 +320,8 @@ def _advice(error: OSError) -> str:
         return f"check {_MOUNT}, or {ELSEWHERE}" if error.errno == errno.EIO else ELSEWHERE
     if error.errno in CORRUPT:
         return "check its filesystem (fsck)"
+    if error.errno == errno.ENOTDIR:
+        return "a store is a folder: name one with --store or KSTORE_ROOT"
     return f"check {'the limits of this process (ulimit -a)' if error.errno in _LIMITS else _MOUNT}"
 
 

@@ -13,7 +13,7 @@ from kstore.backends.publishing import CannotPublish, has_hard_links
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
 from kstore.doctor.check import Check, again, bad, ok, warning
-from kstore.errors import KstoreError, StoreFormatError
+from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
 from kstore.mounts import mounts
 from kstore.published.layers import attempt
@@ -34,17 +34,12 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
     """Check what every key needs, and whether the folders of `key` can be written, if one is given."""
     try:
         is_made = _look(store)
-    except StoreFormatError as error:
-        yield bad("store", str(error), "name another with KSTORE_ROOT or --store")
-        return
     except (KstoreError, OSError) as error:
-        yield bad("store", str(error), "mount it, or name another with KSTORE_ROOT or --store")
+        yield bad("store", *_advised(str(error)))
         return
     if store.storage.trouble:
-        advice = (
-            "only the stores below are read, commits will fail: mount it, or name another with KSTORE_ROOT or --store"
-        )
-        yield warning("store", store.storage.trouble, advice)
+        found, advice = _advised(store.storage.trouble)
+        yield warning("store", found, f"only the stores below are read, commits will fail: {advice}")
         return
     if not is_made:
         judge = warning if store.storage.below.there else bad
@@ -61,6 +56,12 @@ def check_shared(store: Store, key: str) -> Iterator[Check]:
     yield _check_writable(store, key)
     if store.settings.mode is not Mode.READ:
         yield _check_room(store)
+
+
+def _advised(trouble: str) -> tuple[str, str]:
+    """What is wrong with a store, and what to do, which is what most errors end with."""
+    found, _, advice = trouble.rpartition("; ")
+    return (found, advice) if found else (trouble, "mount it, or name another with KSTORE_ROOT or --store")
 
 
 def _look(store: Store) -> bool:

@@ -152,6 +152,20 @@ def test_a_store_that_cannot_be_reached_is_bad_and_is_not_made(tmp_path: Path) -
     assert not (tmp_path / "gone" / "store").exists()
 
 
+def test_what_to_do_about_a_store_is_said_once(tmp_path: Path) -> None:
+    said = worst(Node(tmp_path / "gone").store)["store"]
+
+    assert said.advice == "mount it, or name another store with --store or KSTORE_ROOT"
+    assert said.found.endswith("to make one in")
+
+
+def test_a_store_that_is_a_file_is_to_be_a_folder(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.location.write_text("no folder")
+
+    assert worst(node.store)["store"].advice == "a store is a folder: name one with --store or KSTORE_ROOT"
+
+
 def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
     assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
 
