@@ -239,7 +239,8 @@ class BlobStore:
         """Log that a pack cannot be read, only once as a warning, however often it is tried."""
         level = logging.DEBUG if pack_id in self._told else logging.WARNING
         self._told.add(pack_id)
-        log.log(level, "pack %s cannot be read in full, its blobs are looked for elsewhere: %s", pack_id, error)
+        reason = getattr(error, "strerror", None) or error
+        log.log(level, "pack %s cannot be read in full, its blobs are looked for elsewhere: %s", pack_id, reason)
 
     def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         for batch in batches(wanted.items(), BATCH_SIZE, BATCH_COUNT):

@@ -165,3 +165,13 @@ def test_the_folder_of_an_engine_from_before_is_brought_along(
     result = cli.process("exec", "my/v1", "--", sys.executable, "-c", program)
     assert (result.code, result.out) == (0, "[]\n"), result.err
     assert cli.cache_root.is_dir()
+
+
+def test_a_commit_that_makes_the_store_says_so_to_who_asks_for_more(cli: Cli) -> None:
+    cli.publish("my/v0")
+    root = str(cli.folder / "builders" / "my/v0")
+    first = cli("commit", "my/v1", "--cache-root", root, "--store", str(cli.folder / "typo"), "-v")
+    second = cli("commit", "my/v2", "--cache-root", root, "-v")
+
+    assert f"kstore: made a store in {cli.folder / 'typo'}\n" in first.err
+    assert "made a store" not in second.err
