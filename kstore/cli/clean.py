@@ -51,7 +51,8 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
     if not (every or key):
         raise click.UsageError("name a KEY, or give --all")
     output = invocation.output
-    roots = list(_find(None if every else key, None if every else invocation.store().location))
+    store = None if every else invocation.store().location
+    roots = list(_find(key or None, store))
     if roots and not dry_run and not yes and not _confirmed(output, roots):
         output.say("nothing is removed")
         return 1
@@ -60,7 +61,9 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
         gone, left = list(map(_describe, removed)), list(map(_describe, kept))
         output.document({"dry_run": dry_run, "removed": gone, "kept": left})
     else:
-        _tell(output, removed, kept, dry_run)
+        _tell(output, removed, dry_run)
+        if not (removed or kept):
+            output.summary(f"there is no cache root{f' of {key} with {store}' if store else ''} to remove")
     return 1 if kept else 0
 
 
@@ -131,9 +134,7 @@ def _describe(root: _Root) -> dict[str, object]:
     return {"cache_root": str(root.path), "key": owner.key, "store": owner.store, "gpu": owner.gpu, "bytes": root.bytes}
 
 
-def _tell(output: Output, removed: list[_Root], kept: list[_Root], dry_run: bool) -> None:
+def _tell(output: Output, removed: list[_Root], dry_run: bool) -> None:
     verb = "would remove" if dry_run else "removed"
     for root in removed:
         output.summary(f"{verb} {root.path} of {root.owner.key}, {size(root.bytes)}")
-    if not removed and not kept:
-        output.summary("there is no cache root to remove")

@@ -142,10 +142,11 @@ def test_a_claim_whose_root_is_gone_is_released(cli: Cli, roots: Path) -> None:
     assert [path.name for path, _ in claimed_roots(roots.parent)] == ["0", "2"]
 
 
-def test_nothing_to_do_is_said(cli: Cli) -> None:
-    result = cli("clean", "my/v1")
+def test_nothing_to_do_is_said_with_the_key_and_the_store(cli: Cli) -> None:
+    one, every = cli("clean", "my/v1"), cli("clean", "--all")
 
-    assert (result.code, result.out) == (0, "there is no cache root to remove\n")
+    assert (one.code, one.out) == (0, f"there is no cache root of my/v1 with {cli.store} to remove\n")
+    assert (every.code, every.out) == (0, "there is no cache root to remove\n")
 
 
 def test_json_lists_what_was_removed_and_what_stays(cli: Cli, roots: Path) -> None:
