@@ -73,7 +73,7 @@ def restore(
     """
     check_key(key)
     check_wait(wait)
-    _check_names(settings)
+    check_names(settings)
 
     def run() -> RestoreReport:
         given = {name: value for name, value in settings.items() if name != "environ"}
@@ -136,7 +136,7 @@ def commit(
     restored the key.
     """
     check_key(key)
-    _check_names(settings)
+    check_names(settings)
 
     def run() -> CommitReport:
         opened = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
@@ -321,7 +321,7 @@ class watch:
 def make_store(key: str, settings: dict[str, Any]) -> Store:
     """The store of a job's later steps for `key`. Raises UsageError for a name or a value that is no setting."""
     others = {name: value for name, value in settings.items() if name != "store"}
-    _check_names(others)
+    check_names(others)
     return Store(settings.get("store"), origin=origin_of(key, _environ(settings)), **others)
 
 
@@ -334,10 +334,11 @@ def _tell_wait(key: str, seconds: float, awaited: Awaited) -> None:
     log.info("kstore: %s is compiled by %s, waiting for it up to %g s", key, awaited.holder or "nobody yet", seconds)
 
 
-def _check_names(settings: dict[str, Any]) -> None:
-    unknown = settings.keys() - (inspect.signature(Store).parameters.keys() - {"root", "origin"})
-    if unknown:
-        raise UsageError(f"there is no setting {', '.join(sorted(unknown))}")
+def check_names(settings: Iterable[str]) -> None:
+    """See that `restore` and its like take arguments of these names. Raises UsageError: one is no setting."""
+    known = ["store", *(name for name in inspect.signature(Store).parameters if name not in ("root", "origin"))]
+    if unknown := sorted(set(settings).difference(known)):
+        raise UsageError(f"there is no setting {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def degrade(

@@ -13,7 +13,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
-from kstore.api import commit, degrade, make_store, restore, watch
+from kstore.api import check_names, commit, degrade, make_store, restore, watch
 from kstore.atend import AtEnd
 from kstore.block import OnError, discarded, is_failure, parse_on_error, parse_seconds, raised, tell_forked
 from kstore.deadline import is_ours, within
@@ -116,6 +116,7 @@ class synchronized(ContextDecorator):
         arguments = {**locals(), **settings}
         self._arguments = {name: value for name, value in arguments.items() if name not in ("self", "settings")}
         self.key = check_key(key)
+        check_names(settings)
         self.restored = RestoreReport(RestoreStatus.MISS, key)
         """What the restore did."""
         self.committed = CommitReport(CommitStatus.UNCHANGED, key)

@@ -157,9 +157,10 @@ def test_a_mistake_of_the_caller_is_raised(place: Place, call: Any, wrong: dict[
         call(KEY, **wrong, **place.settings)
 
 
-def test_an_unknown_setting_is_raised(place: Place) -> None:
-    with pytest.raises(kstore.UsageError, match="there is no setting nonsense"):
-        kstore.watch(KEY, nonsense=1, **place.settings)
+@pytest.mark.parametrize("call", [kstore.restore, kstore.commit, kstore.watch, kstore.synchronized])
+def test_an_unknown_setting_is_raised_with_those_that_exist(place: Place, call: Any) -> None:
+    with pytest.raises(kstore.UsageError, match="there is no setting stor; there are store, cache_root, layout"):
+        call(KEY, stor="/mnt/kstore", **place.settings)
 
 
 def test_a_store_that_cannot_be_used_is_a_status(place: Place) -> None:
