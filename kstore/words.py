@@ -80,7 +80,9 @@ def parse_duration(text: str) -> int:
     seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if seconds > _LONGEST:
         raise ValueError(f"{shorten(text, _SHOWN)!r} is too long; 36500d, a hundred years, is the limit")
-    if round(seconds) < 1:
+    if found and round(seconds) < 1:
+        raise ValueError(f"{text!r} is too short; 1s is the least")
+    if not found:
         raise ValueError(f"{text!r} is not a duration such as 90s, 15m, 1h or 30d")
     return round(seconds)
 

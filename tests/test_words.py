@@ -44,9 +44,15 @@ def test_durations_are_read(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "5x", "-3h", "0s", "1h30m", "nan"])
+@pytest.mark.parametrize("text", ["", "h", "5x", "-3h", "1h30m", "nan"])
 def test_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.2"])
+def test_a_duration_of_no_time_is_refused_as_too_short(text: str) -> None:
+    with pytest.raises(ValueError, match="too short; 1s is the least"):
         parse_duration(text)
 
 
