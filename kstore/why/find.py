@@ -82,8 +82,9 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
     run = last_run(worker) if worker else None
     if worker is None or run is None:
         store.storage.open_existing()  # Another store has another cache root.
-        where = f", {worker.root.path}" if worker else ": there is none on this node"
-        raise MissError(f"{NOTHING_RESTORED}{where}; run `{again('exec')} -- …` or restore, then compile")
+        rootless = f"{key} has no cache root on this node, so nothing was restored into it"
+        lack = f"{NOTHING_RESTORED}, {worker.root.path}" if worker else rootless
+        raise MissError(f"{lack}; run `{again('exec')} -- …` or restore, then compile")
     if not run.generation:
         raise MissError(
             f"there was nothing to restore for {key}, so a run compiles everything; `{again('doctor')}` says more"

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.commandline import TICK, Cli, Result
 from tests.why.entries import entry
 
@@ -141,6 +143,15 @@ def test_the_command_that_checks_the_rest_is_for_the_same_store_and_cache_root(c
     assert f"`kstore doctor other/v1 {' '.join(where)}`" in cli("why", "other/v1", *where).err
     unused = (*where[:3], str(cli.folder / "unused"))
     assert f"run `kstore exec my/v1 {' '.join(unused)} -- …`" in cli("why", "my/v1", *unused).err
+
+
+def test_a_key_without_a_cache_root_was_never_restored(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("init")
+    monkeypatch.delenv("KSTORE_CACHE_ROOT")
+    result = cli("why", "my/v1")
+
+    assert (result.code, result.out) == (3, "")
+    assert result.err.startswith("kstore: my/v1 has no cache root on this node, so nothing was restored into it; run ")
 
 
 def test_a_store_that_is_not_there_is_reported_before_a_cache_root_that_nobody_used(cli: Cli) -> None:
