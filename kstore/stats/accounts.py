@@ -67,7 +67,8 @@ def holdings(
             except MissError:
                 continue  # removed since it was listed
             except (IntegrityError, OSError) as error:
-                unreadable.append(f"generation {number} of {scope}: {error}")
+                name = f"generation {number} of {scope}"
+                unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
             progress.done += 1
 
 
