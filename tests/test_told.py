@@ -49,6 +49,7 @@ def lose(node: Node, path: str) -> str:
 
 def test_a_miss_names_what_it_looked_for(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     publish(tmp_path)
+    told.clear()
     assert kstore.restore("other/v1", **settings(tmp_path)).status is RestoreStatus.MISS
 
     (line,) = told.records
