@@ -39,7 +39,7 @@ FOLDER = "gc/condemned"
 _FENCES = "gc/fences"
 _DAMAGED = ".damaged"
 _MAGIC = b"kstore condemned 1\n"
-_RECORD = struct.Struct("<?32sQQQ")
+_RECORD = struct.Struct("<?32sQqQ")
 MAX_ENTRIES = 1 << 16
 """In one list, so that no reader needs much memory."""
 

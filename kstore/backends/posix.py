@@ -23,6 +23,7 @@ from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, c
 from kstore.backends.publishing import FILE_MODE, publish_file
 from kstore.backends.reading import OpenedFile, read_part
 from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each, write_all
+from kstore.calls.plain import bounded
 from kstore.files import READ, NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import begin
@@ -216,7 +217,7 @@ class PosixBackend:
         found = os.stat(self.path(name))
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
-        return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
+        return Stat(found.st_size, bounded(found.st_mtime_ns), found.st_ino)
 
     def stat_many(self, names: Sequence[str]) -> list[Stat | None]:
         """Size and time of many objects; None for each that does not exist."""

@@ -258,6 +258,19 @@ def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) ->
     assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("year", [1960, 2300])
+def test_a_blob_goes_whatever_its_time(tmp_path: Path, year: int) -> None:
+    """A backup may have given it that time, or a clock that was wrong."""
+    node = Node(tmp_path, layout="loose")
+    wrapper = node.tree.wrapper()
+    node.commit()
+    path = node.location / blob_name(node.published()[wrapper].digest)
+    os.utime(path, ((year - 1970) * 365.25 * 24 * HOUR,) * 2)
+    node.store.forget("model/v1")
+    collect_fully(node)
+    assert not path.exists()
+
+
 def left_aside(node: Node) -> tuple[Path, Path]:
     """Where the blob of a node's only file was, and where a killed gc has left it."""
     wrapper = node.tree.wrapper("one")
