@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import time
 
 from kstore.local.streams import is_whole
 
@@ -13,7 +12,7 @@ _ELF = b"\x7fELF"
 _ELF64 = 2
 _SECTION_TABLE = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
-_WRITING_TIME = 3600.0
+_WRITING_TIME_NS = 3600 * 10**9
 _LOCK = "lock"
 
 
@@ -82,26 +81,30 @@ def check_whole_stream(data: bytes) -> None:
         raise Unfinished("it is cut short")
 
 
-def is_at_work(path: str) -> bool:
-    """Whether a file that marks a group as being written is in use, and not left behind.
+def is_at_work(path: str, now_ns: int) -> bool:
+    """Whether a file that marks a group as being written is in use, and not left behind; `now_ns` is as for
+    `is_recent`.
 
     From torch 2.14 on, the lock of a torch extension stays, and the builder holds it (`FileLock`). Before, it existed
     only during a build and was executable (`FileBaton`), which the newer one never is.
     """
     try:
         if os.path.basename(path) != _LOCK or os.lstat(path).st_mode & 0o111:
-            return is_recent(path)
+            return is_recent(path, now_ns)
         check_unlocked(path)
     except Unfinished:
         return True
     except OSError:
-        return is_recent(path)
+        return is_recent(path, now_ns)
     return False
 
 
-def is_recent(path: str) -> bool:
-    """Whether it changed within the last hour: no file takes longer to write, and a killed writer's stays for ever."""
+def is_recent(path: str, now_ns: int) -> bool:
+    """Whether it changed within the last hour: no file takes longer to write, and a killed writer's stays for ever.
+
+    `now_ns` is the time by the clock of its filesystem.
+    """
     try:
-        return time.time() - os.lstat(path).st_mtime < _WRITING_TIME
+        return now_ns - os.lstat(path).st_mtime_ns < _WRITING_TIME_NS
     except OSError:
         return False

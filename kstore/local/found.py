@@ -122,6 +122,8 @@ class Scan(Found):
 
     began: float = field(default_factory=time.monotonic)
     """When the scan began, by `time.monotonic`: it may have missed what was written since."""
+    clocks: dict[str, int] = field(default_factory=dict)
+    """The same by the clock of the filesystem that each component is on, in nanoseconds."""
     folders: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
     """Folders of groups that somebody is writing."""

@@ -111,7 +111,7 @@ def is_settled(mtime_ns: int, now_ns: int | None = None) -> bool:
     before 1970 is no clock's.
     """
     tick = _TICK_NS if mtime_ns % 1_000_000 else _COARSE_TICK_NS
-    return 0 <= mtime_ns < (now_ns or time.time_ns()) - tick
+    return 0 <= mtime_ns < (time.time_ns() if now_ns is None else now_ns) - tick
 
 
 def settled_before(now_ns: int) -> int:

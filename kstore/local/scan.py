@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from itertools import chain, compress
@@ -21,6 +20,7 @@ from kstore.components import Component, Kind, Table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.folders import list_folders
 from kstore.local.cacheroot import CacheRoot
+from kstore.local.clocks import clocks_of
 from kstore.local.finished import is_at_work, is_recent
 from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skipped, left_out
 from kstore.local.index import Index, KnownFolder, is_settled
@@ -49,16 +49,15 @@ def scan(
 
     `stores` are the roots of stores. They may be in a folder that a user chose for a component, and are not artifacts.
     """
-    found, began_ns = Scan(), time.time_ns()
     remembered = Remembered(index, base, untouched)
     there = {name: folder for name, folder in root.folders.items() if _is_there(folder)}
+    found = Scan(clocks=clocks_of(root.state, there))
     walks = [
-        _Walk(table[name], folder, root.others_in(name, stores), remembered, found, began_ns)
-        for name, folder in there.items()
+        _Walk(table[name], folder, root.others_in(name, stores), remembered, found) for name, folder in there.items()
     ]
     for walk in walks:
         walk.look()
-    reader = Reader(found, began_ns, offer, sum(walk.unread_bytes() for walk in walks))
+    reader = Reader(found, offer, sum(walk.unread_bytes() for walk in walks))
     reader.read(file for walk in walks for file in walk.take_first())
     reader.read(file for walk in walks for file in walk.take_rest())
     for walk in walks:
@@ -100,14 +99,13 @@ class _Walk:
         others: set[str],
         remembered: Remembered,
         found: Scan,
-        began_ns: int,
     ) -> None:
         """`others` are folders that may be below this one and are not part of it: other components, and stores."""
         self._component = component
         self._others = others
         self._remembered = remembered
         self._found = found
-        self._began_ns = began_ns
+        self._began_ns = found.clocks[component.name]
         self._has_lists = bool(component.rules["lists"])
         self._ungrouped = _Part(Place(component.name, folder), self._found, [], [])
         self._groups: list[_Part] = []
@@ -221,7 +219,7 @@ class _Walk:
 
     def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
         """Whether an entry of a folder is ignored. If it shows that its group is being written, the group waits."""
-        if place.unit and self._component.is_busy(below) and is_at_work(f"{place.local}/{name}"):
+        if place.unit and self._component.is_busy(below) and is_at_work(f"{place.local}/{name}", self._began_ns):
             into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
             self._found.busy.add(place.path)
         return self._component.ignores(below)
@@ -315,7 +313,7 @@ class _Walk:
             self._found.add(found)
 
     def _leave_out(self, place: Place, problem: str) -> None:
-        if problem == _CHANGED or (problem == _UNFINISHED and is_recent(place.local)):
+        if problem == _CHANGED or (problem == _UNFINISHED and is_recent(place.local, self._began_ns)):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))
 

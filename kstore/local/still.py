@@ -155,29 +155,31 @@ def _has_nothing(folder: str) -> bool:
         return not os.path.lexists(folder)
 
 
-def still_since(root: CacheRoot, found: Scan, started_ns: int) -> Still | None:
-    """What is to stand from now on. None if something may have changed since the scan `found` began at `started_ns`, or
-    is unfinished: a later scan may then find it otherwise though nothing changes.
+def still_since(root: CacheRoot, found: Scan) -> Still | None:
+    """What is to stand from now on. None if something may have changed since the scan `found` began, or is unfinished:
+    a later scan may then find it otherwise though nothing changes.
     """
     # What is displaced is looked at again only for a restore, which puts it right.
     if found.skipped or found.busy or found.unsettled.difference(found.displaced):
         return None
     in_place = (path for path, known in found.known.items() if known.entry.flags not in NEVER_IN_PLACE)
     try:
-        folders = _settled(root, found.folders, started_ns, follows=True)
-        files = _settled(root, in_place, started_ns, follows=False)
+        folders = _settled(root, found.folders, found.clocks, follows=True)
+        files = _settled(root, in_place, found.clocks, follows=False)
     except OSError:
         return None
     return Still(dict(root.folders), folders, files, {}) if folders is not None and files is not None else None
 
 
-def _settled(root: CacheRoot, paths: Iterable[str], started_ns: int, *, follows: bool) -> dict[str, Times] | None:
-    """Component → the times of its paths; None if one of them might not show a change after `started_ns`."""
+def _settled(
+    root: CacheRoot, paths: Iterable[str], clocks: Mapping[str, int], *, follows: bool
+) -> dict[str, Times] | None:
+    """Component → the times of its paths; None if one of them might not show a change since the time in `clocks`."""
     settled = {}
     for component, those in _by_component(paths).items():
         names = _names(those)
         found = _ask(root, component, names, follows=follows)
-        if found is None or not all(is_settled(moment, started_ns) for moment in found[1::2]):
+        if found is None or not all(is_settled(moment, clocks[component]) for moment in found[1::2]):
             return None
         settled[component] = Times(names, _digest(names, found[1::2]))
     return settled

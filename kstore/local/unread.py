@@ -44,11 +44,10 @@ class Unread(NamedTuple):
 class Reader:
     """Reads files for one scan."""
 
-    def __init__(self, found: Scan, began_ns: int, offer: Offer | None, expected: int) -> None:
-        """`began_ns` is when the scan began; there are about `expected` bytes to read."""
+    def __init__(self, found: Scan, offer: Offer | None, expected: int) -> None:
+        """There are about `expected` bytes to read."""
         self._found = found
-        self._began_ns = began_ns
-        self._settled_before_ns = settled_before(began_ns)
+        self._settled_before_ns = settled_before(min(found.clocks.values(), default=0))
         self._offer = offer
         self._expected = expected
         self._store: StoreEach | None = None
@@ -70,7 +69,7 @@ class Reader:
             f for f, status in zip(files, statuses, strict=True) if not 0 <= status.mtime_ns < self._settled_before_ns
         ]
         for file in young:
-            file.folder.into.doubt_if_young(file.path, self._began_ns)
+            file.folder.into.doubt_if_young(file.path, self._found.clocks[file.component.name])
         if self._offer:
             blobs = [(digest, data) for digest, data in zip(digests, stored, strict=True) if data is not None]
             self._store = self._offer(blobs, self._expected)

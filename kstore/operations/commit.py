@@ -73,7 +73,6 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
         state = worker.state.load()
         if not state.synced:
             worker.host.ask()
-        began_ns = time.time_ns()
         with Intake(worker, state) as intake:
             found = worker.scan(state, intake.offer)
             intake.end()
@@ -82,7 +81,7 @@ def _commit(worker: Worker, known: StillRoot | None, began: float) -> CommitRepo
         if report.status is CommitStatus.COMMITTED:
             warn_of_published(worker, state.base)
         if attempt.memory.is_kept:
-            remember_still(worker, report, found, began_ns, mark)
+            remember_still(worker, report, found, mark)
     if was_old and report.status is CommitStatus.UNCHANGED:
         confirm(worker)
     return report

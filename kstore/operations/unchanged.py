@@ -53,13 +53,13 @@ def confirm(worker: Worker) -> None:
         worker.state.confirm()
 
 
-def remember_still(worker: Worker, report: CommitReport, found: Scan, began_ns: int, mark: str) -> None:
+def remember_still(worker: Worker, report: CommitReport, found: Scan, mark: str) -> None:
     """Remember the root for the next commit, if all that the scan `found` is published, declined or waiting.
 
-    The scan began at `began_ns`. `mark` is that of what was in quarantine before the commit looked for what the store
-    has lost. Nothing is remembered of an empty root, which is likely to be the wrong one: every commit is to say so.
+    `mark` is that of what was in quarantine before the commit looked for what the store has lost. Nothing is remembered
+    of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
-    if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found, began_ns)):
+    if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found)):
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still, mark)
 

@@ -1,0 +1,67 @@
+"""What time it is by the clocks that files get their times from. A cache root may be on a server, whose clock differs
+from this host's: the time of a file says how old it is only beside another one of the same filesystem.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from kstore.components.table import KSTORE_FOLDER
+
+_CLOCK = "clock"
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def clocks_of(state: str, folders: Mapping[str, str]) -> dict[str, int]:
+    """Component → the present time, in nanoseconds, by the clock of the filesystem that its folder is on.
+
+    `state` is the cache root's own folder. 0 if nobody can tell: then no file is old.
+    """
+    told = {_device_of(state): _now(state, state)}
+    clocks = {}
+    for name, folder in folders.items():
+        device = _device_of(folder)
+        clocks[name] = told[device] if device in told else _now(folder, os.path.join(folder, KSTORE_FOLDER))
+        told[device] = clocks[name]
+    return clocks
+
+
+def _device_of(folder: str) -> int:
+    try:
+        return os.stat(folder).st_dev
+    except OSError:
+        return -1
+
+
+def _now(folder: str, own: str) -> int:
+    """The time by the clock of `folder`; `own` is kstore's folder on the same filesystem, which may not exist yet."""
+    trouble = 0
+    for look in (partial(_of_nameless, folder), partial(_of_named, own)):
+        try:
+            return look()
+        except OSError as error:
+            trouble = error.errno or 0
+    # Where this worker may not write, no compiler of its own does.
+    return time.time_ns() if trouble in _DENIED else 0
+
+
+def _of_nameless(folder: str) -> int:
+    """The time of a file without a name: that leaves no trace, but NFS for one has none."""
+    fd = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+
+
+def _of_named(folder: str) -> int:
+    """The time of a file that is cut short and written. Touching it may set the client's time, as on sshfs."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, _CLOCK)
+    with open(path, "wb") as file:
+        file.write(b"\n")
+    return os.stat(path).st_mtime_ns
