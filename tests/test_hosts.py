@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kstore.environment import Host
+from kstore.environment import Host, HostUnknown
 from kstore.errors import KstoreError
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.outside import mark_machine, moved_here
@@ -56,6 +56,44 @@ def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     Node(tmp_path).restore()
     assert not node.tree.has(path)
     assert len(contents(node.tree.root)) == 2
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The compiler cannot be run, until this is undone."""
+
+    def refuse(_: object) -> Host:
+        raise HostUnknown("g++ cannot be run just now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.environment.ownhost.detect_host", refuse)
+        yield patch
+
+
+def test_objects_wait_until_it_is_known_which_host_they_are_for(tmp_path: Path, unasked: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    path, wrapper = node.tree.put("inductor/ab/c1.main.so", shared_object()), node.tree.wrapper()
+    assert [skip.path for skip in node.commit().skipped] == [path]
+    assert (set(node.published()), _hosts(node)) == ({wrapper}, {})
+    unasked.undo()
+    Node(tmp_path).restore()
+    assert Node(tmp_path).commit().new_files == 1
+    assert set(_hosts(node)) == {"a" * 16}
+
+
+def test_a_root_whose_host_cannot_be_asked_for_keeps_its_objects(tmp_path: Path, unasked: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("a" * 16, {}))
+        node = Node(tmp_path)
+        path = node.tree.put("inductor/ab/c1.main.so", shared_object())
+        node.commit()
+    node.tree.wrapper()
+    Node(tmp_path).restore()
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [path]
+    unasked.undo()
+    assert Node(tmp_path).restore().ok
+    assert Node(tmp_path).commit().status == "unchanged"
+    assert (node.tree.has(path), set(_hosts(node))) == (True, {"a" * 16})
 
 
 def test_another_host_tries_itself_whether_a_library_can_be_loaded(
@@ -578,7 +616,7 @@ def test_a_restore_of_nothing_host_bound_does_not_wait_for_the_compiler(
     def hang(environ: object) -> Host:
         asked.set()
         assert answer.wait(60)
-        return Host("b" * 16, {})
+        raise HostUnknown("g++ cannot be run just now")
 
     monkeypatch.setattr("kstore.environment.ownhost.detect_host", hang)
     try:

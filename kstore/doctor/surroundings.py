@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.components import check_components
 from kstore.doctor.published import Newest
-from kstore.environment import Host, detect_host, is_cpu
+from kstore.environment import Host, HostUnknown, detect_host, is_cpu
 from kstore.environment.influences import (
     FOR_THE_CPU,
     KILL_SWITCHES,
@@ -45,7 +45,7 @@ def check_surroundings(store: Store, key: str, newest: Newest | None) -> Iterato
 def _check_host(store: Store, manifest: Manifest | None) -> Iterator[Check]:
     try:
         host = detect_host(store.environ)
-    except WaitTimeout as error:
+    except (WaitTimeout, HostUnknown) as error:
         found, _, advice = str(error).partition("; ")
         yield bad("compiler", found, advice)
         return

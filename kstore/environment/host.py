@@ -7,6 +7,7 @@ not load at all. So these files are kept per host fingerprint.
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import os
@@ -14,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,12 +25,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kstore.environment.software import NONE, cpu_flags, digest_of_facts, torch_folder
-from kstore.errors import WaitTimeout
+from kstore.errors import KstoreError, WaitTimeout
 
 _FINGERPRINT_DIGITS = 16
 _COMPILER_TIMEOUT_S = 30.0  # it answers in 5 ms; from a network filesystem, or on a loaded machine, it can take long
 _DESCRIBE_TARGET = ("-march=native", "-###", "-E", "-x", "c++", os.devnull)
 """Only the driver runs: it says how it would call the compiler, in a fifth of the time that `-v` takes."""
+_FOR_NOW = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+"""Errors of a process that is at its limits, which say nothing about the compiler."""
 _LIBSTDCXX = "libstdc++.so.6"
 _COMPILER_VARIABLES = (
     "CXX",
@@ -49,11 +53,15 @@ class Host(NamedTuple):
     """CPU, compiler, libstdc++, glibc, site-packages; what is missing is `none`."""
 
 
+class HostUnknown(KstoreError):
+    """The compiler cannot be asked just now."""
+
+
 def detect_host(environ: Mapping[str, str] = os.environ) -> Host:
     """Describe this host. Runs the compiler's driver, for some 3 ms; the answer is kept for the process.
 
     Raises:
-        WaitTimeout: the compiler does not answer; that must not be taken for another host.
+        WaitTimeout, HostUnknown: the compiler does not answer; that must not be taken for another host.
     """
     return _detect(tuple(_compiler_environment(environ).items()), _site_packages())
 
@@ -157,7 +165,7 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
 def _run(command: list[str], environ: Mapping[str, str]) -> str:
     """Everything that the command prints, in English; nothing if it cannot run."""
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command,
             env={**environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
@@ -168,14 +176,27 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             errors="replace",
             timeout=_COMPILER_TIMEOUT_S,
             check=False,
-        ).stdout
+        )
     except subprocess.TimeoutExpired as error:
         raise WaitTimeout(
             f"{shlex.join(command)} has taken more than {_COMPILER_TIMEOUT_S:g} s: it is not known which compiled "
             "C++ files run on this host; check the compiler, or set CXX to another one"
         ) from error
-    except (OSError, subprocess.SubprocessError):
+    except OSError as error:
+        if error.errno in _FOR_NOW:
+            raise _unknown(command, f"cannot be run just now: {error.strerror}") from error
         return ""
+    except subprocess.SubprocessError:
+        return ""
+    if done.returncode == -signal.SIGKILL:
+        raise _unknown(command, "was killed, for want of memory perhaps")
+    return done.stdout
+
+
+def _unknown(command: list[str], trouble: str) -> HostUnknown:
+    return HostUnknown(
+        f"{command[0]} {trouble}; C++ objects are neither restored nor published until it says which of them run here"
+    )
 
 
 def _version(verbose: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from kstore.environment.host import Host, detect_host, host_hint, machine_of
+from kstore.environment.host import Host, HostUnknown, detect_host, host_hint, machine_of
 from kstore.lazy import cached_property
 from kstore.threads import begin
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = Host("", {})
 
 
 class OwnHost:
@@ -29,17 +34,17 @@ class OwnHost:
 
     @property
     def fingerprint(self) -> str:
-        """See `Host`. Raises what `detect_host` raises."""
+        """See `Host`; empty if the compiler cannot be asked just now. Raises WaitTimeout if it hangs."""
         return self._result().fingerprint
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """See `Host`. Raises what `detect_host` raises."""
+        """See `Host`; empty as above."""
         return self._result().facts
 
     def fingerprint_or(self, remembered: str) -> str:
-        """Its fingerprint, if anybody needed that; else what is remembered."""
-        return self.fingerprint if self._is_needed else remembered
+        """Its fingerprint, if anybody needed that, and it is known; else what is remembered."""
+        return (self._is_needed and self.fingerprint) or remembered
 
     @property
     def hint(self) -> str:
@@ -53,7 +58,15 @@ class OwnHost:
 
     def _result(self) -> Host:
         self.ask()
-        return self._detected.result()
+        return self._known
+
+    @cached_property
+    def _known(self) -> Host:
+        try:
+            return self._detected.result()
+        except HostUnknown as error:
+            log.warning("%s", error)
+            return _UNKNOWN
 
     @cached_property
     def _detected(self) -> Future[Host]:

@@ -182,6 +182,9 @@ class _Commit:
         return False
 
     def _leave_out_foreign(self) -> None:
+        if any(entry.flags & _HOST for entry in self._ours.files.values()) and not self._worker.host.fingerprint:
+            self._ours.leave_out_bound(self._state.foreign)
+            return
         foreign = foreign_at_commit(self._worker, self._state, self._found)
         if foreign:
             self._ours.leave_out_foreign(foreign)

@@ -31,15 +31,15 @@ def comes_from_elsewhere(worker: Worker) -> bool:
 
 def foreign_at_restore(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
     """Foreign artifacts, with their digests. Nothing was built since the root is on this host, so if it was on another
-    one, all that are bound to a host are foreign. Where nobody had asked the compiler by then, this goes by what is
+    one, all that are bound to a host are foreign. Where the compiler was not asked, then or now, this goes by what is
     seen without it: the worst that may come of that is a compile.
     """
     bound = _bound(found)
     if not bound:
         return {}
     foreign = _known_foreign(worker, state, bound)
-    if state.host:
-        was_elsewhere = state.host != worker.host.fingerprint
+    if state.host and (host := worker.host.fingerprint):
+        was_elsewhere = state.host != host
     else:
         was_elsewhere = worker.state.last_restore.host_hint() not in ("", worker.host.hint)
     return bound if was_elsewhere else foreign

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kstore.local.found import Skipped
-from kstore.published.manifest import Files, unit_of
+from kstore.published.manifest import Files, Flag, unit_of
 
 
 class Ours:
@@ -23,6 +23,13 @@ class Ours:
         self.foreign = foreign
         self.files = {path: entry for path, entry in self.files.items() if path not in foreign}
         self.skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
+
+    def leave_out_bound(self, foreign: Mapping[str, bytes]) -> None:
+        """Leave out what is bound to a host, as long as nobody knows which one this is; `foreign` as known before."""
+        self.foreign = foreign
+        bound = {path for path, entry in self.files.items() if entry.flags & Flag.HOST}
+        self.files = {path: entry for path, entry in self.files.items() if path not in bound}
+        self.skipped += (Skipped(path, "the compiler cannot be asked for which hosts it is") for path in sorted(bound))
 
     def leave_out_changed(self, digests: set[bytes]) -> None:
         """Leave out files that changed since they were hashed, with their groups."""

@@ -46,6 +46,8 @@ class Restoration:
         self._snapshot = snapshot
         self._ref = snapshot.ref
         self._state = state
+        self._host = state.host
+        """What is remembered of the host as long as the compiler cannot be asked."""
         self._base = worker.base(state)
         self._found = Scan()
         self._selected = Selection({}, {}, has_all=False, skipped=[])
@@ -91,6 +93,7 @@ class Restoration:
         self._skipped += (Skipped(p, "it was built on another host, and cannot be removed") for p in sorted(self._left))
         if self._state.host and worker.state.last_restore.host_hint() != worker.host.hint:
             worker.host.ask()  # What is built from now on is from this one.
+            self._host = ""
         put_right(worker, self._found)
         if manifest.hosts:
             worker.host.ask()
@@ -178,7 +181,7 @@ class Restoration:
         self._worker.state.save_base(
             base,
             merged.declined | stayed,
-            host=self._worker.host.fingerprint_or(self._state.host),
+            host=self._worker.host.fingerprint_or(self._host),
             synced=False,
             untouched=untouched,
             foreign=self._left,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kstore.environment import detect_host, host
+from kstore.environment import HostUnknown, detect_host, host
 from kstore.environment.software import cpu_flags
 from kstore.errors import WaitTimeout
 from tests.trees import KEY, Node, shared_object
@@ -125,7 +126,7 @@ def test_the_default_compiler_is_the_one_inductor_takes(gcc: str) -> None:
 def test_detection_does_not_import_torch() -> None:
     script = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from kstore.environment import detect_host; detect_host()\n"
+        "from kstore.environment import HostUnknown, detect_host; detect_host()\n"
         "print('torch' in sys.modules)"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True).stdout
@@ -212,6 +213,26 @@ def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pyte
     with pytest.raises(WaitTimeout, match="has taken more than 2 s"):
         detect_host(environ)
     assert compiler.runs == 1
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_process_at_its_limits_is_not_on_another_host(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    environ = compiler.prints(GCC)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", refuse)
+        with pytest.raises(HostUnknown, match="cannot be run just now"):
+            detect_host(environ)
+    assert detect_host(environ).facts["compiler"] != "none"
+
+
+def test_a_compiler_that_was_killed_is_not_another_one(compiler: Compiler) -> None:
+    with pytest.raises(HostUnknown, match="was killed"):
+        detect_host(compiler.prints(GCC, first="kill -9 $$"))
 
 
 def test_an_interrupt_leaves_no_compiler_running(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
