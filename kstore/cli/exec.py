@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kstore.cli.child import ENDINGS, exit_code_of, run_child
-from kstore.cli.launcher import Launcher
+from kstore.cli.launcher import Launcher, become
 from kstore.cli.options import (
     WORKERS,
     Command,
@@ -58,6 +59,10 @@ _EXIT_CODES = {
     "or nothing used, with --require-hits",
     "1, 4, 5": "error, damaged store, store that hangs or cache root held for too long, with --require",
 }
+
+
+_NO_PROCESS = {errno.EAGAIN, errno.ENOMEM}
+"""Errors of a user or container that may have no more processes. The command can take our own place."""
 
 
 class _Exec(Command):
@@ -141,7 +146,13 @@ def command(
     try:
         launcher = Launcher()
     except OSError as error:
-        return _cannot_run(output, program, error)
+        if require_hits or error.errno not in _NO_PROCESS:
+            return _cannot_run(output, program, error)
+        output.warn(f"no process can be made for the command ({error.strerror}): nothing that it compiles is committed")
+        with terminable():
+            _restore(output, store, key, require, seed=seed, wait=0, group=group)
+        number = become(program, environ)
+        return _cannot_run(output, program, OSError(number, os.strerror(number)))
     with launcher, terminable():
         restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
         begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)

@@ -70,6 +70,11 @@ class Launcher:
         return self._process
 
 
+def become(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Become the command in this very process; returns the number of the error if it cannot be run."""
+    return _run([*command], dict(environ), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
 def _become_command(orders: int, failures: int) -> NoReturn:
     """Wait for the order to become the command. If there is none, the other process has ended.
 
@@ -78,13 +83,15 @@ def _become_command(orders: int, failures: int) -> NoReturn:
     """
     try:
         with open(orders, "rb") as file:
-            order = marshal.load(file)
-        os.write(failures, str(_run(*order)).encode())
+            command, environ, blocked = marshal.load(file)
+        if environ.get(_LISTENER) == str(os.getppid()):  # The sockets were inherited too.
+            environ[_LISTENER] = str(os.getpid())
+        os.write(failures, str(_run(command, environ, blocked)).encode())
     finally:
         os._exit(1)
 
 
-def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int:
+def _run(command: list[str], environ: dict[str, str], blocked: Iterable[int]) -> int:
     """Become the command; returns the number of the error if it cannot be run."""
     for number in _NOT_AS_PYTHON:
         signal.signal(number, signal.SIG_DFL)
@@ -97,8 +104,6 @@ def _run(command: list[str], environ: dict[str, str], blocked: list[int]) -> int
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    if environ.get(_LISTENER) == str(os.getppid()):  # The sockets were inherited too.
-        environ[_LISTENER] = str(os.getpid())
     try:
         return _execute(command, environ)
     except ValueError:  # a variable without a name

@@ -263,6 +263,30 @@ def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", str(script)).code == 126
 
 
+NO_PROCESS = """
+import errno, os
+
+def refuse():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+os.fork = refuse
+"""
+
+
+def test_where_no_process_can_be_made_the_command_takes_our_place(cli: Cli) -> None:
+    cli.write("inductor/ab/c1.py")
+    cli("commit", "my/v1")
+    (cli.folder / "sitecustomize.py").write_text(NO_PROCESS)
+    environ = os.environ | {"PYTHONPATH": f"{cli.folder}:{REPOSITORY}"}
+    told = "cat $TORCHINDUCTOR_CACHE_DIR/ab/c1.py; echo $$; exit 7"
+    command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--cache-root", str(cli.folder / "new"))
+    with subprocess.Popen(
+        (*command, "--", "sh", "-c", told), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environ
+    ) as process:
+        out, _ = process.communicate()
+    assert (out, process.returncode) == (f"content{process.pid}\n", 7)
+
+
 def test_the_command_reads_our_input(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", "cat", input="text").out == "text"
 
