@@ -8,11 +8,13 @@ import errno
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 
 from kstore.components.table import KSTORE_FOLDER
 
 _CLOCK = "clock"
+_NOWHERE = -1
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -21,20 +23,18 @@ def clocks_of(state: str, folders: Mapping[str, str]) -> dict[str, int]:
 
     `state` is the cache root's own folder. 0 if nobody can tell: then no file is old.
     """
-    told = {_device_of(state): _now(state, state)}
-    clocks = {}
-    for name, folder in folders.items():
-        device = _device_of(folder)
-        clocks[name] = told[device] if device in told else _now(folder, os.path.join(folder, KSTORE_FOLDER))
-        told[device] = clocks[name]
-    return clocks
+    told = {_NOWHERE: 0}
+    for folder, own in [(state, state), *((folder, f"{folder}/{KSTORE_FOLDER}") for folder in folders.values())]:
+        if (device := _device_of(folder)) not in told:
+            told[device] = _now(folder, own)
+    return {name: told.get(_device_of(folder), 0) for name, folder in folders.items()}
 
 
 def _device_of(folder: str) -> int:
     try:
         return os.stat(folder).st_dev
     except OSError:
-        return -1
+        return _NOWHERE
 
 
 def _now(folder: str, own: str) -> int:
@@ -60,7 +60,8 @@ def _of_nameless(folder: str) -> int:
 
 def _of_named(folder: str) -> int:
     """The time of a file that is cut short and written. Touching it may set the client's time, as on sshfs."""
-    os.makedirs(folder, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(folder)  # not what it is in: that may not be there
     path = os.path.join(folder, _CLOCK)
     with open(path, "wb") as file:
         file.write(b"\n")
