@@ -15,7 +15,9 @@ from kstore.storage import Storage
 from tests.faults.operations import Report, Scene
 from tests.trees import Tree, contents
 
-_REMEMBERED = re.compile(r"lock|index-[0-9a-f]{8}|still-[0-9a-f]{8}|base|sync\.json|begun|restored|restored\.json")
+_REMEMBERED = re.compile(
+    r"clock|lock|index-[0-9a-f]{8}|still-[0-9a-f]{8}|base|sync\.json|begun|restored|restored\.json"
+)
 
 
 def told_truly(scene: Scene, report: Report, records: list[logging.LogRecord]) -> Iterator[str]:
