@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _LOGGERS = ("watchdog.observers.inotify_c", "watchdog.observers.inotify")
 _IN_CREATE = 0x100
+_NAMELESS = "#"
 _LIMITS = {
     errno.ENOSPC: "inotify's limit of watches is reached (fs.inotify.max_user_watches)",
     errno.EMFILE: "inotify's limit of instances is reached (fs.inotify.max_user_instances)",
@@ -70,7 +71,9 @@ class FolderWatch:
                 self._above = len(folder)
 
             def dispatch(self, event: events.FileSystemEvent) -> None:
-                if KSTORE_FOLDER not in os.fsdecode(event.src_path)[self._above :].split("/"):
+                path = os.fsdecode(event.src_path)
+                is_nameless = event.event_type == events.EVENT_TYPE_CLOSED and _is_nameless(path)
+                if KSTORE_FOLDER not in path[self._above :].split("/") and not is_nameless:
                     changed()
 
         # A file is finished when it is closed, renamed or linked; what happens before that is not worth a wake-up. A
@@ -134,6 +137,11 @@ def outermost(folders: Iterable[str]) -> list[str]:
         if not any(folder.startswith(f"{other}/") for other in found):
             found.append(folder)
     return found
+
+
+def _is_nameless(path: str) -> bool:
+    """Whether a file that was closed never had a name: inotify calls it by its inode. Scans open such files."""
+    return os.path.basename(path).startswith(_NAMELESS) and not os.path.lexists(path)
 
 
 def _is_there(folder: str) -> bool:
