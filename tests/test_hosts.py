@@ -96,6 +96,23 @@ def test_a_root_whose_host_cannot_be_asked_for_keeps_its_objects(tmp_path: Path,
     assert (node.tree.has(path), set(_hosts(node))) == (True, {"a" * 16})
 
 
+def test_objects_that_were_left_out_since_the_host_was_unknown_come_with_the_next_restore(
+    tmp_path: Path, unasked: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("a" * 16, {}))
+        builder = Node(tmp_path, "builder")
+        path = builder.tree.put("inductor/ab/c1.main.so", shared_object())
+        builder.tree.wrapper()
+        builder.commit()
+    other = Node(tmp_path, "other")
+    assert [skip.path for skip in other.restore().skipped] == [path]
+    assert "built for hosts other than this one" not in caplog.text
+    unasked.undo()
+    assert Node(tmp_path, "other").restore().files == 2
+    assert other.tree.has(path)
+
+
 def test_another_host_tries_itself_whether_a_library_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

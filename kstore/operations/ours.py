@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from kstore.local.found import Skipped
 from kstore.published.manifest import Files, Flag, unit_of
 
+HOST_UNKNOWN = "the compiler cannot be asked for which hosts it is"
+
 
 class Ours:
     """What the scan of a cache root has found, less what the commit leaves out."""
@@ -29,7 +31,7 @@ class Ours:
         self.foreign = foreign
         bound = {path for path, entry in self.files.items() if entry.flags & Flag.HOST}
         self.files = {path: entry for path, entry in self.files.items() if path not in bound}
-        self.skipped += (Skipped(path, "the compiler cannot be asked for which hosts it is") for path in sorted(bound))
+        self.skipped += (Skipped(path, HOST_UNKNOWN) for path in sorted(bound))
 
     def leave_out_changed(self, digests: set[bytes]) -> None:
         """Leave out files that changed since they were hashed, with their groups."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kstore.errors import IntegrityError
 from kstore.local.found import Scan, Skipped
+from kstore.operations.ours import HOST_UNKNOWN
 from kstore.published.leaning import leans_on, substitutes, unavailable
 from kstore.published.manifest import Files, Manifest, folders_of
 from kstore.published.ref import Ref
@@ -36,10 +37,10 @@ def select(worker: Worker, snapshot: Snapshot, found: Scan) -> Selection:
     """Choose what of a generation, whose manifest has been checked, is to be in the root, in which `found` is."""
     manifest, known = snapshot.manifest, worker.root.folders
     published = worker.files_of(manifest)
-    _tell_of_other_hosts(manifest, published, snapshot.ref)
+    unsure = _left_to_others(worker, manifest, published, snapshot.ref)
     components = {path.partition("/")[0] for path in chain(manifest.nearest, *manifest.hosts.values())}
     unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
-    skipped = [Skipped(component, "this worker does not manage the component") for component in unmanaged]
+    skipped = [Skipped(component, "this worker does not manage the component") for component in unmanaged] + unsure
     if unmanaged:
         published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
     away = unavailable(worker.storage, snapshot, published, found.files)
@@ -56,12 +57,17 @@ def select(worker: Worker, snapshot: Snapshot, found: Scan) -> Selection:
     return Selection(chosen, away, has_all=False, skipped=skipped)
 
 
-def _tell_of_other_hosts(manifest: Manifest, published: Files, ref: Ref) -> None:
-    """Warn about what is only for other hosts: this one compiles its own, and a commit adds that."""
+def _left_to_others(worker: Worker, manifest: Manifest, published: Files, ref: Ref) -> list[Skipped]:
+    """Warn about what is only for other hosts: this one compiles its own, and a commit adds that. Returns what may be
+    for this one, if that is not known: the next restore looks again.
+    """
     others = {path for path in chain.from_iterable(manifest.hosts.values()) if path not in published}
+    if others and not worker.host.fingerprint:
+        return [Skipped(path, HOST_UNKNOWN) for path in sorted(others)]
     if others:
         what = f"{files(len(others))} of generation {ref.generation} of {ref.scope}"
         log.warning("left out: %s, built for hosts other than this one", what)
+    return []
 
 
 def _substitutes(worker: Worker, snapshot: Snapshot, chosen: Files) -> Files:
