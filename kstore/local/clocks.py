@@ -23,11 +23,13 @@ def clocks_of(state: str, folders: Mapping[str, str]) -> dict[str, int]:
 
     `state` is the cache root's own folder. 0 if nobody can tell: then no file is old.
     """
-    told = {_NOWHERE: 0}
-    for folder, own in [(state, state), *((folder, f"{folder}/{KSTORE_FOLDER}") for folder in folders.values())]:
-        if (device := _device_of(folder)) not in told:
-            told[device] = _now(folder, own)
-    return {name: told.get(_device_of(folder), 0) for name, folder in folders.items()}
+    devices = {folder: _device_of(folder) for folder in (state, *folders.values())}
+    host_ns, told = time.time_ns(), dict[int, int | None]({_NOWHERE: 0})
+    for folder, device in devices.items():
+        if told.get(device) is None:
+            told[device] = _now(folder, state if folder == state else f"{folder}/{KSTORE_FOLDER}")
+    clocks = ((name, told[devices[folder]]) for name, folder in folders.items())
+    return {name: host_ns if now_ns is None else now_ns for name, now_ns in clocks}
 
 
 def _device_of(folder: str) -> int:
@@ -37,16 +39,19 @@ def _device_of(folder: str) -> int:
         return _NOWHERE
 
 
-def _now(folder: str, own: str) -> int:
-    """The time by the clock of `folder`; `own` is kstore's folder on the same filesystem, which may not exist yet."""
+def _now(folder: str, own: str) -> int | None:
+    """The time by the clock of `folder`; `own` is kstore's folder on the same filesystem, which may not exist yet.
+
+    None if this worker may not write there: another folder of the filesystem may tell, and if none does, this host's
+    clock will do, since no compiler of this worker's writes there either.
+    """
     trouble = 0
     for look in (partial(_of_nameless, folder), partial(_of_named, own)):
         try:
             return look()
         except OSError as error:
             trouble = error.errno or 0
-    # Where this worker may not write, no compiler of its own does.
-    return time.time_ns() if trouble in _DENIED else 0
+    return None if trouble in _DENIED else 0
 
 
 def _of_nameless(folder: str) -> int:

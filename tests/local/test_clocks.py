@@ -107,6 +107,26 @@ def test_where_nobody_can_tell_the_time_nothing_is_trusted(tree: Tree, monkeypat
     assert (list(found.files), found.index) == ([path], Index())
 
 
+def test_a_folder_that_may_not_be_written_leaves_it_to_others_to_tell_the_time(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: f"{tree.root}/{name}" for name in ("inductor", "triton")}
+    for folder in folders.values():
+        os.makedirs(folder)
+
+    def refuse(folder: str) -> int:
+        if folder.startswith(f"{tree.root}/triton"):
+            return 5
+        raise OSError(errno.EACCES, "not permitted")
+
+    for look in ("_of_nameless", "_of_named"):
+        monkeypatch.setattr(clocks, look, refuse)
+    state = f"{tree.root}/.kstore"
+    assert clocks_of(state, folders) == dict.fromkeys(folders, 5)
+    del folders["triton"]
+    assert clocks_of(state, folders)["inductor"] >= time.time_ns() - HOUR * 1e9
+
+
 def test_each_filesystem_tells_its_own_time(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """A component may be on another filesystem than the root."""
     folders = {name: f"{tree.root}/{name}" for name in ("inductor", "triton", "vllm")}
