@@ -68,6 +68,11 @@ def _of_named(folder: str) -> int:
     with suppress(FileExistsError):
         os.mkdir(folder)  # not what it is in: that may not be there
     path = os.path.join(folder, _CLOCK)
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=_open_own) as file:
         file.write(b"\n")
     return os.stat(path).st_mtime_ns
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Neither through a link nor into a pipe: others may write into a component's folder, and this runs in the job."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

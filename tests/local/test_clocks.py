@@ -97,6 +97,21 @@ def test_where_no_file_can_be_without_a_name_one_of_kstores_own_tells_the_time(t
 
 
 @pytest.mark.usefixtures("nameless")
+def test_nothing_else_is_written_for_the_time(tree: Tree) -> None:
+    """Others may be able to write into a component's folder."""
+    folder = tree.root / "triton"
+    (folder / ".kstore").mkdir(parents=True)
+    clock, other = folder / ".kstore/clock", tree.root / "other"
+    other.write_bytes(b"precious")
+    clock.symlink_to(other)
+    assert clocks_of(f"{tree.root}/.kstore", {"triton": str(folder)}) == {"triton": 0}
+    assert other.read_bytes() == b"precious"
+    clock.unlink()
+    os.mkfifo(clock)
+    assert clocks_of(f"{tree.root}/.kstore", {"triton": str(folder)}) == {"triton": 0}
+
+
+@pytest.mark.usefixtures("nameless")
 def test_where_nobody_can_tell_the_time_nothing_is_trusted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: str) -> int:
         raise OSError(errno.ENOSPC, "no space left")
