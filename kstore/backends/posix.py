@@ -22,8 +22,7 @@ from typing import TypeVar
 from kstore.backends.base import STAGING, Child, NewObject, StagingLost, Stat, check_name
 from kstore.backends.publishing import FILE_MODE, publish_file
 from kstore.backends.reading import OpenedFile, read_part
-from kstore.calls import Status, link_first, read_each, stat_each, times, unlink_each, write_all
-from kstore.calls.plain import bounded
+from kstore.calls import Status, bounded, link_first, read_each, stat_each, times, unlink_each, write_all
 from kstore.files import READ, NewFile, publish_files, write_files
 from kstore.folders import make_folder
 from kstore.threads import begin

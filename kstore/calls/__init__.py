@@ -25,9 +25,9 @@ except ImportError:
     from kstore.calls import plain as _calls  # type: ignore[no-redef]
 
 __all__ = [
-    "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "clone_each", "link_each",
-    "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "publish_first", "read_each", "stat_each",
-    "times", "times_below", "unlink_each", "utime_each", "write_all", "write_first", "write_rows",
+    "CHANGED", "IS_COMPILED", "NO_FILE", "SKIPPED", "Listing", "Look", "NewFile", "Status", "bounded", "clone_each",
+    "link_each", "link_first", "link_rows", "list_each", "mkdir_each", "open_unnoticed", "publish_first", "read_each",
+    "stat_each", "times", "times_below", "unlink_each", "utime_each", "write_all", "write_first", "write_rows",
 ]  # fmt: skip
 
 IS_COMPILED = _calls.__name__.endswith(".native")
