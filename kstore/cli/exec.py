@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,18 +144,16 @@ def command(
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. Trouble after this does not stop the run.
     commits = _Commits(output, store, key, grace_period)
+    restore = partial(_restore, output, store, key, require or require_hits, seed=seed, group=group)
     try:
         launcher = Launcher()
     except OSError as error:
         if require_hits or error.errno not in _NO_PROCESS:
             return _cannot_run(output, program, error)
         output.warn(f"no process can be made for the command ({error.strerror}): nothing that it compiles is committed")
-        with terminable():
-            _restore(output, store, key, require, seed=seed, wait=0, group=group)
-        number = become(program, environ)
-        return _cannot_run(output, program, OSError(number, os.strerror(number)))
+        return _give_way(output, program, environ, restore)
     with launcher, terminable():
-        restored = _restore(output, store, key, require or require_hits, seed=seed, wait=wait or 0, group=group)
+        restored = restore(wait=wait or 0)
         begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)
         started = time.perf_counter()
         try:
@@ -176,6 +175,14 @@ def command(
 def _cannot_run(output: Output, program: list[str], error: OSError) -> int:
     output.error(error, f"cannot run {program[0]!r}: {error.strerror}")
     return exit_code_of(error)
+
+
+def _give_way(output: Output, program: list[str], environ: dict[str, str], restore: Callable[..., object]) -> int:
+    """Restore, and become the command in this very process; returns the exit code if that cannot be run."""
+    with terminable():
+        restore(wait=0)
+    number = become(program, environ)
+    return _cannot_run(output, program, OSError(number, os.strerror(number)))
 
 
 def _verdict(output: Output, usage: UsageReport) -> int:
