@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from kstore.local.found import Skipped
 from kstore.published.manifest import Files, Flag, unit_of
@@ -23,18 +23,19 @@ class Ours:
     def leave_out_foreign(self, foreign: Mapping[str, bytes]) -> None:
         """Leave out what was built on another host."""
         self.foreign = foreign
-        self.files = {path: entry for path, entry in self.files.items() if path not in foreign}
-        self.skipped += (Skipped(path, "it was built on another host") for path in sorted(foreign))
+        self._leave_out(foreign.keys(), "it was built on another host")
 
     def leave_out_bound(self, foreign: Mapping[str, bytes]) -> None:
         """Leave out what is bound to a host, as long as nobody knows which one this is; `foreign` as known before."""
         self.foreign = foreign
-        bound = {path for path, entry in self.files.items() if entry.flags & Flag.HOST}
-        self.files = {path: entry for path, entry in self.files.items() if path not in bound}
-        self.skipped += (Skipped(path, HOST_UNKNOWN) for path in sorted(bound))
+        self._leave_out({path for path, entry in self.files.items() if entry.flags & Flag.HOST}, HOST_UNKNOWN)
 
     def leave_out_changed(self, digests: set[bytes]) -> None:
         """Leave out files that changed since they were hashed, with their groups."""
         units = {unit_of(path, entry) for path, entry in self.files.items() if entry.digest in digests}
         self.files = {path: entry for path, entry in self.files.items() if unit_of(path, entry) not in units}
         self.skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
+
+    def _leave_out(self, paths: Set[str], why: str) -> None:
+        self.files = {path: entry for path, entry in self.files.items() if path not in paths}
+        self.skipped += (Skipped(path, why) for path in sorted(paths))
