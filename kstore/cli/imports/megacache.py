@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 import click
 
+from kstore.bundles.spool import STDIN
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, key_argument, on_importer
 from kstore.cli.termination import terminable
 from kstore.errors import FileError
 from kstore.words import files
-
-_STDIN = "-"
 
 
 @click.command("megacache", cls=Command, exit_codes=ERROR | INTEGRITY)
@@ -32,7 +31,7 @@ def command(invocation: Invocation, path: str, key: str) -> None:
 
     output, store = invocation.output, invocation.store()
     check_mode(store)
-    name = "stdin" if path == _STDIN else path
+    name = "stdin" if path == STDIN else path
     with terminable(), output.working(f"importing {name}"):
         imported = bring_in(store, _read(path, name), key, name)
     tell_trouble(output, imported.committed)
@@ -52,7 +51,7 @@ def command(invocation: Invocation, path: str, key: str) -> None:
 
 def _read(path: str, name: str) -> bytes:
     try:
-        with open(0 if path == _STDIN else path, "rb", closefd=path != _STDIN) as file:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             return file.read()
     except OSError as error:
         raise FileError(f"cannot read {name}: {error.strerror}") from error
