@@ -17,6 +17,7 @@ import lmdb
 import pytest
 
 from kstore.components import load_table
+from kstore.environment import Host
 from kstore.local import unread
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Scan
@@ -219,6 +220,11 @@ def unmounted(location: Path) -> Iterator[None]:
 def grouped(content: str = "") -> Entry:
     """A file `<component>/<group>/<name>`."""
     return entry(content, Flag.GROUP, 2)
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From now on, this is a host of that name."""
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def shared_object() -> bytes:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kstore.environment import Host
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, on_host, shared_object
 
 NAME = "2fd4e1c67a2d28fced849ee1bb76e7391b93eb12.cubin"
 CUBIN = b"\x7fELF machine code"
@@ -20,10 +19,6 @@ def backend() -> Any:
     """What CuPy stores kernels with. Importing CuPy needs no GPU."""
     cache = pytest.importorskip("cupy.cuda._compiler_cache", reason="CuPy 14 is not installed", exc_type=ImportError)
     return cache.DiskKernelCacheBackend
-
-
-def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def test_kernels_are_linked_on_any_host_and_callbacks_stay_on_their_own(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, on_host, shared_object
 
 SOURCES, KEY = "d852" * 16, "a9dc" * 16
 EXPORTED = {
@@ -18,10 +18,6 @@ EXPORTED = {
 """A kernel, and the name under which one is written first."""
 TUNED = "quack/KVIMKGUDQ25L5SZV2TJMBXN2FRW6FXYNHHRCNVZZXFPOPLX7CUXQ"
 either = pytest.mark.parametrize("kernel", EXPORTED)
-
-
-def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 @either

@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, on_host, shared_object
 
 MODULE = "sm90/sgl_kernel_jit_norm"
 BUILD = f"sglangjit/{MODULE}/build-0f1e2d3c4b5a6978"
 LEAF = f"{BUILD}/deps-1a2b3c4d5e6f7081"
 KEPT = {"sgl_deps.json": b"[]", "sgl_kernel_jit_norm.so": shared_object()}
 """What `find_prebuilt` looks for."""
-
-
-def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def build(node: Node, leaf: str = LEAF) -> None:

@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, on_host, shared_object
 
 DIGEST = hashlib.sha256(b"kernel").hexdigest()
 KERNEL = f"tilelang/0.1.9/linux-x86_64/kernels/{DIGEST}"
-
-
-def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def compile_kernel(node: Node, folder: str, variant: str) -> dict[str, bytes]:

@@ -9,16 +9,12 @@ import pytest
 
 from kstore.environment import Host
 from tests.compilers.programs import Container, fingerprint, run_program, worker
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, on_host, shared_object
 
 FOLDER = "wp_my_kernels_4bb5ea9"
 MODULE = f"warp/1.19.0/{FOLDER}"
 BUILT = "p4711_t139712345678912"
 needs_warp = pytest.mark.skipif(find_spec("warp") is None, reason="warp-lang is not installed")
-
-
-def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
 
 
 def compile_module(node: Node, folder: str, binary: str) -> None:
