@@ -34,6 +34,7 @@ KINDS = {
     "inductor/quack/0a1b/2c3d.o": Kind.CUDA_KERNEL,
     "quack/0a1b/2c3d.o": Kind.CUDA_KERNEL,
     "flashattn/0a1b/fwd/2c3d.o": Kind.CUDA_KERNEL,
+    "cudnn/v2/0a1b/2c3d/kernel.o": Kind.CUDA_KERNEL,
     "inductor/flydsl_compile_cache/gemm/2c3d.pkl": Kind.CUDA_KERNEL,
     "deepgemm/cache/kernel.fp8/kernel.cubin": Kind.CUDA_KERNEL,
     "cuda/0/1/abcdef": Kind.CUDA_KERNEL,
