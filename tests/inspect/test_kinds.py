@@ -37,6 +37,7 @@ KINDS = {
     "flashattn/0a1b/fwd/2c3d.o": Kind.CUDA_KERNEL,
     "cudnn/v2/0a1b/2c3d/kernel.o": Kind.CUDA_KERNEL,
     "b12x/0a/0a1b.o": Kind.CUDA_KERNEL,
+    "msa/prefill_q8kv4/v2/0a1b/prefill-2c3d/prefill-4e5f.so": Kind.CUDA_KERNEL,
     "inductor/flydsl_compile_cache/gemm/2c3d.pkl": Kind.CUDA_KERNEL,
     "deepgemm/cache/kernel.fp8/kernel.cubin": Kind.CUDA_KERNEL,
     "cuda/0/1/abcdef": Kind.CUDA_KERNEL,
