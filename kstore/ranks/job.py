@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections import Counter
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 
 from kstore.digest import digest_of
 from kstore.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 _PROTOCOL = 1
 """Version of the notes on the board: another version does not read them."""
@@ -24,7 +27,7 @@ class _Launcher(NamedTuple):
     number: str
     size: str
     job: tuple[str, ...]
-    """Together these tell a job from all others. Not all of them need to be set, but one must be."""
+    """Together these tell a job from all others. One must be set, or the ranks cannot agree; not all of them."""
     needs: tuple[str, ...] = ()
     """It has not started this process if one of these is not set."""
 
@@ -33,10 +36,14 @@ _SLURM = "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STE
 _LAUNCHERS = (
     # First, because Open MPI has Slurm start a daemon on each node, and its ranks inherit the daemons' variables.
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
-    # So does Hydra, the mpiexec of MPICH and Intel MPI; only the step of its daemons tells its jobs apart.
+    # So does Hydra, the mpiexec of MPICH and Intel MPI. Intel's gives each job a name.
+    _Launcher("PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), needs=("MPI_LOCALNRANKS", "I_MPI_HYDRA_UUID")),
+    # Only the step of its daemons tells MPICH's jobs apart.
     _Launcher("PMI_RANK", "PMI_SIZE", _SLURM, needs=("MPI_LOCALNRANKS", "SLURM_STEP_ID")),
     # Not SLURM_NTASKS, which a batch script has, too: it is no rank.
     _Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM),
+    # MPICH's without Slurm: nothing does.
+    _Launcher("PMI_RANK", "PMI_SIZE", (), needs=("MPI_LOCALNRANKS",)),
 )
 _ADVICE = "start the job with torchrun, srun or mpirun, or initialise torch.distributed first"
 _calls: Counter[tuple[str, int, str]] = Counter()
@@ -95,7 +102,7 @@ def _of_environment(environ: Mapping[str, str]) -> Rank:
         if all(environ.get(name) for name in (launcher.size, *launcher.needs)):
             job = [environ.get(name, "") for name in launcher.job]
             if not any(job):  # As in a container that was given nothing but the number and the size.
-                return _ALONE
+                return _without_others(launcher.size, environ[launcher.size])
             return _rank(environ, launcher.number, launcher.size, (launcher.size, *job))
     if environ.get("WORLD_SIZE"):
         missing = ", ".join(name for name in _TORCHRUN if not environ.get(name))
@@ -111,6 +118,17 @@ def _rank(environ: Mapping[str, str], number: str, size: str, job: tuple[str, ..
     if not 0 <= rank.number < rank.size:
         raise UsageError(f"there is no rank {rank.number} of {rank.size}: see {number} and {size}")
     return rank
+
+
+def _without_others(name: str, size: str) -> Rank:
+    if size != "1":
+        log.warning(
+            "%s is %s, but no variable names the job: this rank restores without the others; "
+            "start the job with torchrun or srun, or initialise torch.distributed first",
+            name,
+            size,
+        )
+    return _ALONE
 
 
 def _is_child_of_rank() -> bool:

@@ -24,6 +24,7 @@ SRUN = {
 }  # fmt: skip
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "2"}
 """In addition to the variables of a Slurm step in which its daemons run, one on each node."""
+INTEL = HYDRA | {"I_MPI_HYDRA_UUID": "241c0000-b6c2-e812-6261-0600739b8541"}
 MPIRUN = {"PMIX_NAMESPACE": "1859387393", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "5"}
 
 
@@ -44,7 +45,9 @@ def test_the_variables_of_torchrun_say_it() -> None:
     assert (rank.number, rank.size, rank.group_store) == (3, 8, None)
 
 
-@pytest.mark.parametrize(("environ", "number", "size"), [(SRUN, 2, 4), (MPIRUN, 1, 5)], ids=["srun", "mpirun"])
+@pytest.mark.parametrize(
+    ("environ", "number", "size"), [(SRUN, 2, 4), (MPIRUN, 1, 5), (INTEL, 5, 8)], ids=["srun", "mpirun", "intel"]
+)
 def test_the_variables_of_srun_and_mpirun_say_it_too(environ: dict[str, str], number: int, size: int) -> None:
     rank = find_rank(environ)
     assert (rank.number, rank.size, rank.group_store) == (number, size, None)
@@ -66,15 +69,30 @@ def test_what_hydra_started_through_daemons_of_a_step_goes_by_hydra() -> None:
     assert rank.job != find_rank(SRUN | HYDRA | {"SLURM_STEP_ID": "1"}).job
 
 
-def test_what_hydra_started_without_slurm_has_no_job_that_could_be_named() -> None:
+@pytest.mark.parametrize("of_daemon", [{}, SRUN], ids=["", "within slurm"])
+def test_intels_hydra_names_each_of_its_jobs(of_daemon: dict[str, str]) -> None:
+    job = find_rank(of_daemon | INTEL).job
+    assert job == find_rank(of_daemon | INTEL | {"PMI_RANK": "0", "SLURM_PROCID": "0"}).job
+    assert job != find_rank(of_daemon | INTEL | {"I_MPI_HYDRA_UUID": "841c0000-b6c2-e812-6261-060000000000"}).job
+
+
+def test_what_hydra_started_without_slurm_has_no_job_that_could_be_named(caplog: pytest.LogCaptureFixture) -> None:
     assert find_rank(HYDRA).size == 1
+    (line,) = caplog.messages
+    assert line.startswith("PMI_SIZE is 8, but no variable names the job: this rank restores without the others; ")
+
+
+def test_the_only_rank_needs_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    assert find_rank(HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1"}).size == 1
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("of_daemon", [{}, SRUN], ids=["", "within slurm"])
 def test_what_mpirun_started_in_a_container_that_was_not_told_which_job_it_is_has_none(
-    of_daemon: dict[str, str],
+    of_daemon: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert find_rank({name: value for name, value in MPIRUN.items() if name != "PMIX_NAMESPACE"} | of_daemon).size == 1
+    assert caplog.messages[0].startswith("OMPI_COMM_WORLD_SIZE is 5, but no variable names the job")
 
 
 def test_a_step_that_was_not_told_which_it_is_has_no_job() -> None:
