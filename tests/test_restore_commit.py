@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,10 +52,12 @@ from tests.trees import (
     ENVIRONMENT,
     GPU,
     KEY,
+    WITHOUT_TORCH,
     Node,
     Tree,
     contents,
     entry,
+    hide_what_needs_no_torch,
     in_processes,
     listing,
     shared_object,
@@ -642,15 +645,28 @@ def test_without_torch_a_commit_goes_where_its_root_came_from_though_that_was_fo
 
 @pytest.mark.parametrize(("environment", "told"), [("notorch-notriton-cp311", 1), ("notorch-triton3.6.0-cp311", 0)])
 def test_a_commit_for_an_environment_without_compilers_is_a_warning(
-    tmp_path: Path, environment: str, told: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, environment: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a virtual environment that has only kstore: no worker would look for it there."""
+    hide_what_needs_no_torch(monkeypatch)
     node = Node(tmp_path, environment=environment)
     node.tree.wrapper()
     assert node.commit().status is CommitStatus.COMMITTED
     assert node.commit().status is CommitStatus.UNCHANGED
     lines = [line for line in warnings(caplog) if f"{KEY} is committed for the environment {environment}" in line]
     assert len(lines) == len(warnings(caplog)) == told
+
+
+@pytest.mark.parametrize("package", WITHOUT_TORCH)
+def test_a_commit_beside_a_compiler_that_needs_no_torch_is_no_reason_to_warn(
+    tmp_path: Path, package: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_what_needs_no_torch(monkeypatch)
+    monkeypatch.setitem(sys.modules, package, SimpleNamespace(__file__=f"/packages/{package}/__init__.py"))
+    node = Node(tmp_path, environment="notorch-notriton-cp311")
+    node.tree.wrapper()
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert not warnings(caplog)
 
 
 def test_a_read_only_worker_publishes_nothing(first: Node, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,14 @@ KEY = "model/v1"
 GPU = "nvidia-test-sm90"
 ENVIRONMENT = "torch-test"
 HOUR = 3600.0
+WITHOUT_TORCH = ("jax", "warp", "cupy")
+"""Packages that compile without torch."""
+
+
+def hide_what_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if none of them were installed."""
+    for package in WITHOUT_TORCH:
+        monkeypatch.setitem(sys.modules, package, None)
 
 
 class Tree:

@@ -10,7 +10,7 @@ from kstore.doctor.node import check_node
 from kstore.doctor.published import check_published, newest_of
 from kstore.doctor.shared import check_shared
 from kstore.doctor.surroundings import check_surroundings
-from kstore.environment.software import names_no_compiler
+from kstore.environment.software import has_only_kstore
 from kstore.store import Store
 
 
@@ -30,7 +30,7 @@ def examine(store: Store, key: str = "") -> Iterator[Check]:
     newest = newest_of(store, key) if key and is_reachable else None
     if newest:
         yield from check_published(store, key, newest)
-    elif names_no_compiler(store.environment.tag):
+    elif has_only_kstore(store.environment.tag):
         yield _without_compilers()
     yield from check_node(store, key, newest, may_link=shared[0].verdict is Verdict.OK)
     yield from check_surroundings(store, key, newest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kstore.environment.gpu import gpu_slug, is_cpu
 from kstore.environment.host import Host, HostUnknown, boot, detect_host, host_hint, machine_of, surroundings
 from kstore.environment.influences import key_facts
-from kstore.environment.software import Environment, detect_environment, names_no_compiler
+from kstore.environment.software import Environment, detect_environment, has_only_kstore
 
 __all__ = [
     "Environment",
@@ -15,10 +15,10 @@ __all__ = [
     "detect_environment",
     "detect_host",
     "gpu_slug",
+    "has_only_kstore",
     "host_hint",
     "is_cpu",
     "key_facts",
     "machine_of",
-    "names_no_compiler",
     "surroundings",
 ]

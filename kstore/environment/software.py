@@ -31,6 +31,8 @@ _TRITON_DISTRIBUTIONS = (
     "pytorch-triton-rocm",
     "pytorch-triton-xpu",
 )
+_NEED_NEITHER = "jax", "warp", "cupy"
+"""Packages that compile without torch and Triton."""
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 _TORCH_FACTS = {
     "torch": "__version__",
@@ -79,9 +81,12 @@ def detect_environment(gpu: str, environ: Mapping[str, str] = os.environ) -> Env
     return Environment(f"{_readable(facts)}-{digest_of_facts(facts)[:_TAG_DIGITS]}", facts)
 
 
-def names_no_compiler(tag: str) -> bool:
-    """Whether an environment with that tag has neither torch nor Triton, only kstore."""
-    return tag.startswith(f"{_named('torch', NONE)}-{_named('triton', NONE)}-")
+def has_only_kstore(tag: str) -> bool:
+    """Whether this process's environment, which has that tag, has no compiler: neither torch nor Triton, nor one that
+    needs neither.
+    """
+    has_neither = tag.startswith(f"{_named('torch', NONE)}-{_named('triton', NONE)}-")
+    return has_neither and not any(map(_folder_of, _NEED_NEITHER))
 
 
 def digest_of_facts(facts: Mapping[str, str]) -> str:

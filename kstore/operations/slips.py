@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kstore.components import load_table
 from kstore.components.variables import read_managed
-from kstore.environment import names_no_compiler
+from kstore.environment import has_only_kstore
 from kstore.redirect import key_in_use
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _places(worker: Worker) -> dict[str, str]:
 def warn_of_published(worker: Worker, base: Base | None) -> None:
     """Warn about what is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
-    if names_no_compiler(worker.scope.environment):
+    if has_only_kstore(worker.scope.environment):
         log.warning(
             "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
             "with torch looks for; commit with the Python of the job, or name its environment (KSTORE_ENVIRONMENT)",

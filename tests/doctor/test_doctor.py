@@ -28,7 +28,17 @@ from kstore.published.manifest import Manifest, Seen
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.layers.images import Fleet
-from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, contents, in_processes, shared_object
+from tests.trees import (
+    ENVIRONMENT,
+    GPU,
+    KEY,
+    Node,
+    Tree,
+    contents,
+    hide_what_needs_no_torch,
+    in_processes,
+    shared_object,
+)
 
 OURS = {"torch": "2.13.0+cu130", "triton": "3.7.1", "python": "cpython-311", "machine": "x86_64"}
 
@@ -464,7 +474,8 @@ def test_without_torch_the_key_must_have_one_environment(published: Node, monkey
         assert worst(bare.store)["environment"].verdict is verdict
 
 
-def test_without_a_key_it_says_that_no_compiler_is_installed(published: Node) -> None:
+def test_without_a_key_it_says_that_no_compiler_is_installed(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_what_needs_no_torch(monkeypatch)
     here = published.location.parent
     found = worst(Node(here, "bare", environment="notorch-notriton-cp311-x86_64-0123abcd").store, "")["environment"]
     assert (found.verdict, sys.executable in found.found) == (Verdict.WARNING, True)
