@@ -102,7 +102,7 @@ def test_a_filesystem_whose_calls_fail(
     pytestconfig: pytest.Config,
 ) -> None:
     """Every call with --exhaustive."""
-    step = 1 if pytestconfig.getoption("exhaustive") else 7 if layout == "loose" else 11
+    step = 1 if pytestconfig.getoption("exhaustive") else 11 if layout == "loose" else 17
     strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=step)
 
 

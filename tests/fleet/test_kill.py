@@ -20,8 +20,8 @@ from tests.trees import SUFFIXES, Node, contents
 
 KILLS = 25
 """Upon each store; every one of them comes with a verify of all that is there."""
-STORES = 4
-"""Of each layout: two hundred kills."""
+STORES = 2
+"""Of each layout: a hundred kills in all, at other moments in each run."""
 pytestmark = pytest.mark.slow
 
 

@@ -15,7 +15,7 @@ from tests.trees import Node, contents, in_processes
 
 WORKERS = 24
 GRACE = 15
-SECONDS = 30.0
+SECONDS = 24.0
 pytestmark = pytest.mark.slow
 
 
