@@ -41,6 +41,7 @@ Follow = Callable[[Ref], Seen | None]
 """Called with each ref that is read; returns what to call with the rows of its manifest, or None."""
 _LIMITS = {errno.EMFILE, errno.ENOMEM, errno.EFBIG}
 _MOUNT = "the mount, its space and its permissions"
+_NAMING = "with --store or KSTORE_ROOT"
 ELSEWHERE = "put the store on a filesystem that has one of them"
 """Advice where nothing can be published."""
 _SETTINGS = "kstore.json"
@@ -69,6 +70,8 @@ class Storage:
         """Why this store is passed over, where there are others below; empty if it is not. See `published.layers`."""
         self.patience = PATIENCE
         """Seconds without an answer that count as trouble."""
+        self.naming = _NAMING
+        """How whoever named it names another one, for advice."""
         self.must_exist = False
         """Whether a store that is not there is gone, rather than never made: then it is not made anew."""
         self._follow: Follow | None = None
@@ -87,7 +90,7 @@ class Storage:
             StoreUnavailable: it cannot be reached.
         """
         if not self._settings:
-            with reporting_trouble(self.location, "read"):
+            with reporting_trouble(self.location, "read", self.naming):
                 self._settings = self._read_settings()
         return self._settings
 
@@ -173,7 +176,7 @@ class Storage:
                 f"the store at {self.location} is gone; check whether its filesystem is mounted, "
                 "or make another one there with `kstore init`"
             )
-        with reporting_trouble(self.location, "create"):
+        with reporting_trouble(self.location, "create", self.naming):
             if self.is_made():
                 return False
             os.makedirs(self.location, exist_ok=True)
@@ -216,7 +219,7 @@ class Storage:
             new = ", make it with `kstore init` if it is new" if self.below else ""
             raise StoreUnavailable(
                 f"there is no store at {self.location}; check whether its filesystem is mounted{new}, "
-                "or name another store with --store or KSTORE_ROOT"
+                f"or name another store {self.naming}"
             )
 
     def is_there(self) -> bool:
@@ -298,30 +301,30 @@ class Storage:
         if not os.path.isdir(parent):
             raise StoreUnavailable(
                 f"there is no store at {self.location}, nor the folder {parent} to make one in; "
-                "mount it, or name another store with --store or KSTORE_ROOT"
+                f"mount it, or name another store {self.naming}"
             )
 
 
 @contextmanager
-def reporting_trouble(location: str, verb: str) -> Iterator[None]:
-    """Turn an operating system's error into one that says what it means for a store."""
+def reporting_trouble(location: str, verb: str, naming: str = _NAMING) -> Iterator[None]:
+    """Turn an operating system's error into one that says what it means for a store; for `naming` see `Storage`."""
     try:
         yield
     except OSError as error:
         path = error.filename2 or error.filename  # For a link, what was to be made.
         raise StoreUnavailable(
             f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
-            f"{_advice(error)}"
+            f"{_advice(error, naming)}"
         ) from error
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, naming: str) -> str:
     if isinstance(error, CannotPublish):
         return f"check {_MOUNT}, or {ELSEWHERE}" if error.errno == errno.EIO else ELSEWHERE
     if error.errno in CORRUPT:
         return "check its filesystem (fsck)"
     if error.errno == errno.ENOTDIR:
-        return "a store is a folder: name one with --store or KSTORE_ROOT"
+        return f"a store is a folder: name one {naming}"
     return f"check {'the limits of this process (ulimit -a)' if error.errno in _LIMITS else _MOUNT}"
 
 

@@ -43,9 +43,10 @@ def command(invocation: Invocation, source: str, target: str, keys: tuple[str, .
 
     output = invocation.output
     layout, gpu, environment = map(invocation.text, ("layout", "gpu", "environment"))
-    to = Store(target, layout=layout)
+    origin, to = Store(source), Store(target, layout=layout)
+    origin.storage.naming, to.storage.naming = "as SRC", "as DST"
     with output.working(f"copying {source} to {target}", to.progress):
-        report = copy_keys(Store(source), to, keys, gpu=gpu, environment=environment)
+        report = copy_keys(origin, to, keys, gpu=gpu, environment=environment)
     failures = (
         (report.damaged, IntegrityError), (report.leaning, StoreBelowMissing), (report.missing, MissError),
         (report.unreadable, StoreUnavailable),

@@ -55,6 +55,15 @@ def test_a_missing_store_is_what_is_reported(cli: Cli, command: tuple[str, ...])
     assert not cli.store.exists()
 
 
+@pytest.mark.parametrize(("source", "target", "which"), [("none", "copy", "SRC"), ("store", "none/copy", "DST")])
+def test_copy_names_the_argument_that_is_to_be_another_one(cli: Cli, source: str, target: str, which: str) -> None:
+    cli.publish("my/v1")
+    result = cli("copy", str(cli.folder / source), str(cli.folder / target))
+
+    assert result.code == 1
+    assert f"or name another store as {which}\n" in result.err
+
+
 @pytest.mark.parametrize(
     ("command", "where"),
     [
