@@ -81,6 +81,17 @@ def test_objects_wait_until_it_is_known_which_host_they_are_for(tmp_path: Path, 
     assert set(_hosts(node)) == {"a" * 16}
 
 
+def test_that_the_compiler_cannot_be_asked_is_said_once_however_many_commits_follow(
+    tmp_path: Path, unasked: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unasked.setattr("kstore.environment.ownhost._told", set())
+    node = Node(tmp_path)
+    node.tree.put("inductor/ab/c1.main.so", shared_object())
+    for _ in range(3):
+        assert Node(tmp_path).commit().skipped
+    assert [record.message for record in caplog.records] == ["g++ cannot be run just now"]
+
+
 def test_a_root_whose_host_cannot_be_asked_for_keeps_its_objects(tmp_path: Path, unasked: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("a" * 16, {}))

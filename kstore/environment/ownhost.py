@@ -13,6 +13,8 @@ from kstore.threads import begin
 log = logging.getLogger(__name__)
 
 _UNKNOWN = Host("", {})
+_told: set[str] = set()
+"""What the log already says: a live job asks anew for each of its commits."""
 
 
 class OwnHost:
@@ -65,7 +67,9 @@ class OwnHost:
         try:
             return self._detected.result()
         except HostUnknown as error:
-            log.warning("%s", error)
+            text = str(error)
+            log.log(logging.DEBUG if text in _told else logging.WARNING, "%s", text)
+            _told.add(text)
             return _UNKNOWN
 
     @cached_property
