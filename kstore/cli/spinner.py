@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from kstore.progress import Progress
 from kstore.words import printable, waiting
@@ -23,12 +24,14 @@ class Spinner:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        with suppress(RuntimeError):  # A process at its limits works without it.
+            self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         """Leave no thread behind: it could get a signal that the main thread then blocks and waits for."""
         self._done.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         if not self._done.wait(_PATIENCE):

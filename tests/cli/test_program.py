@@ -302,6 +302,18 @@ def test_a_spinner_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> N
     assert threading.active_count() == before
 
 
+def test_where_no_thread_can_be_started_the_work_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    with spinner.Spinner("working"):
+        done.append("work")
+
+    assert done
+
+
 def test_without_a_terminal_there_is_no_spinner(capsys: pytest.CaptureFixture[str]) -> None:
     assert not isinstance(Output().working("restoring it"), spinner.Spinner)
 
