@@ -151,7 +151,7 @@ def command(
         if require_hits or error.errno not in _NO_PROCESS:
             return _cannot_run(output, program, error)
         output.warn(f"no process can be made for the command ({error.strerror}): nothing that it compiles is committed")
-        return _give_way(output, program, environ, restore)
+        return _give_way(output, program, environ, store, partial(restore, wait=wait or 0))
     with launcher, terminable():
         restored = restore(wait=wait or 0)
         begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)
@@ -177,10 +177,14 @@ def _cannot_run(output: Output, program: list[str], error: OSError) -> int:
     return exit_code_of(error)
 
 
-def _give_way(output: Output, program: list[str], environ: dict[str, str], restore: Callable[..., object]) -> int:
+def _give_way(
+    output: Output, program: list[str], environ: dict[str, str], store: Store, restore: Callable[[], RestoreReport]
+) -> int:
     """Restore, and become the command in this very process; returns the exit code if that cannot be run."""
     with terminable():
-        restore(wait=0)
+        restored = restore()
+        if restored.leads:  # Others would wait for what nobody commits.
+            store.release(restored.key)
     number = become(program, environ)
     return _cannot_run(output, program, OSError(number, os.strerror(number)))
 

@@ -76,7 +76,7 @@ class _Wait:
         self._wanted = generation or 0
         self._may_lead = may_lead
         self._cannot_lead = False
-        """Whether the store is in trouble that others have as well: for example, it is full."""
+        """Whether there is trouble that others have as well: for example, the store is full."""
         self._lease = lease_of(worker.storage, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
@@ -155,7 +155,8 @@ class _Wait:
         if claim is None or not self._is_of_root():
             return False
         self._lease.nonce = claim.nonce
-        flight.join(self._lease)
+        with suppress(RuntimeError):  # Without a thread to renew it, it lapses if nobody else of this root renews it.
+            flight.join(self._lease)
         return True
 
     def _is_done(self, *, is_free: bool) -> bool:
@@ -215,10 +216,13 @@ class _Wait:
             flight.begin(lease)
             with worker.waiting.visible():
                 worker.state.save_lease(lease.nonce)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 flight.release(lease)
-            raise
+            if not isinstance(error, RuntimeError):
+                raise
+            self._leave_to_others("renewed", error)  # No thread can be started.
+            return False
         return True
 
     def _check_trouble(self, error: OSError) -> None:
@@ -230,11 +234,15 @@ class _Wait:
                 self._worker.storage.location, error.strerror, self._worker.scope.key,
             )  # fmt: skip
         elif not isinstance(error, StagingLost):
-            self._may_lead, self._cannot_lead = False, True
-            log.warning(
-                "the lease of %s cannot be written to the store at %s (%s): kstore waits only for whoever holds it now",
-                self._worker.scope.key, self._worker.storage.location, error.strerror or error,
-            )  # fmt: skip
+            self._leave_to_others(f"written to the store at {self._worker.storage.location}", error.strerror or error)
+
+    def _leave_to_others(self, what: str, why: object) -> None:
+        """Wait for whoever compiles now, and for nobody else: the others may be in the same trouble."""
+        self._may_lead, self._cannot_lead = False, True
+        log.warning(
+            "the lease of %s cannot be %s (%s): kstore waits only for whoever holds it now",
+            self._worker.scope.key, what, why,
+        )  # fmt: skip
 
     def _tell(self) -> None:
         claim = self._claim

@@ -273,18 +273,30 @@ os.fork = refuse
 """
 
 
-def test_where_no_process_can_be_made_the_command_takes_our_place(cli: Cli) -> None:
+def test_where_no_process_can_be_made_the_command_takes_our_place_once_others_have_compiled(cli: Cli) -> None:
+    assert cli("restore", "my/v1", "--wait", "5m", "--json").json["leads"]
+    told = "cat $TORCHINDUCTOR_CACHE_DIR/ab/c1.py; echo $$; exit 7"
+    process = without_processes(cli, told)
+    assert process.stderr is not None
+    said = [process.stderr.readline() for _ in range(2)]
     cli.write("inductor/ab/c1.py")
     cli("commit", "my/v1")
-    (cli.folder / "sitecustomize.py").write_text(NO_PROCESS)
-    environ = os.environ | {"PYTHONPATH": f"{cli.folder}:{REPOSITORY}"}
-    told = "cat $TORCHINDUCTOR_CACHE_DIR/ab/c1.py; echo $$; exit 7"
-    command = (sys.executable, "-m", "kstore", "exec", "my/v1", "--cache-root", str(cli.folder / "new"))
-    with subprocess.Popen(
-        (*command, "--", "sh", "-c", told), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environ
-    ) as process:
-        out, _ = process.communicate()
+    out, _ = process.communicate(timeout=60)
+
+    assert "waiting for" in said[1]
     assert (out, process.returncode) == (f"content{process.pid}\n", 7)
+
+
+def test_where_no_process_can_be_made_nobody_waits_for_what_is_never_committed(cli: Cli) -> None:
+    assert without_processes(cli, "echo cold").communicate(timeout=60)[0] == "cold\n"
+    report = cli("restore", "my/v1", "--wait", "5m", "--json").json
+    assert (report["leads"], report["waited"]) == (True, 0)
+
+
+def without_processes(cli: Cli, program: str) -> subprocess.Popen[str]:
+    (cli.folder / "sitecustomize.py").write_text(NO_PROCESS)
+    options = ("--wait", "5m", "--cache-root", str(cli.folder / "new"))
+    return cli.start("exec", "my/v1", *options, "--", "sh", "-c", program, PYTHONPATH=f"{cli.folder}:{REPOSITORY}")
 
 
 def test_the_command_reads_our_input(cli: Cli) -> None:

@@ -601,15 +601,35 @@ def test_a_worker_that_is_given_up_as_it_takes_the_lease_releases_it(tmp_path: P
     assert not is_held(node)
 
 
-def test_a_worker_that_cannot_renew_its_lease_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+@pytest.fixture
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lease can be renewed."""
+
+    def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(flight, "start", refuse)
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_a_worker_that_cannot_renew_its_lease_gives_it_back_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     node = Node(tmp_path)
-    monkeypatch.setattr(flight, "begin", refuse)
-    with pytest.raises(RuntimeError):
-        node.restore(wait=LONG)
+    report = node.restore(wait=LONG)
+    assert (report.status, report.leads) == (RestoreStatus.MISS, False)
+    assert claim(node) is not None
     assert not is_held(node)
+    assert "cannot be renewed (can't start new thread): kstore waits only for whoever holds it now" in caplog.text
+
+
+def test_what_shares_the_root_of_the_leader_leads_even_if_it_cannot_renew_the_lease(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    leader(tmp_path)
+    flight.leave_all()  # as in another process
+    request.getfixturevalue("without_threads")
+    assert Node(tmp_path, "leader").restore(wait=LONG).leads
 
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), 1e300, "5"])
