@@ -77,6 +77,8 @@ class _Wait:
         self._may_lead = may_lead
         self._cannot_lead = False
         """Whether there is trouble that others have as well: for example, the store is full."""
+        self._denied_until = 0.0
+        """Until when it does not try again to write to the store, by `time.monotonic`; 0 if it could so far."""
         self._lease = lease_of(worker.storage, worker.scope, worker.lease_ttl)
         self._claim: Claim | None = None
         self._seen_at = self._since = 0.0
@@ -203,6 +205,8 @@ class _Wait:
     def _take(self) -> bool:
         """Whether this worker compiles from now on."""
         worker, lease = self._worker, self._lease
+        if time.monotonic() < self._denied_until:
+            return False
         try:
             worker.storage.create()
             taken = lease.take(self._claim)
@@ -226,10 +230,14 @@ class _Wait:
         return True
 
     def _check_trouble(self, error: OSError) -> None:
-        """A worker that may not write to the store waits as a reader does."""
+        """A worker that may not write to the store waits as a reader does. It seldom tries again: the store may be
+        read-only for a moment, for all that wait.
+        """
         if error.errno in _DENIED:
-            self._may_lead = False
-            log.warning(
+            level = logging.DEBUG if self._denied_until else logging.WARNING
+            self._denied_until = time.monotonic() + self._lease.ttl
+            log.log(
+                level,
                 "this worker cannot write to the store at %s (%s): it waits for another one to compile %s",
                 self._worker.storage.location, error.strerror, self._worker.scope.key,
             )  # fmt: skip

@@ -579,6 +579,23 @@ def test_a_store_that_may_not_be_written_is_only_waited_for(tmp_path: Path, monk
     assert (report.status, report.leads) == (RestoreStatus.MISS, False)
 
 
+def test_a_worker_takes_the_lease_once_a_store_that_was_read_only_can_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, refusals = Lease.take, [errno.EROFS, errno.EROFS]
+
+    def take_later(*arguments: Any) -> bool:
+        if refusals:
+            raise OSError(refusals.pop(), "Read-only file system")
+        return take(*arguments)
+
+    node = Node(tmp_path, lease_ttl=SHORT / 3)
+    node.store.create()
+    monkeypatch.setattr(Lease, "take", take_later)
+    assert node.restore(wait=LONG).leads
+    assert caplog.text.count("it waits for another one to compile") == 1
+
+
 def test_whoever_is_given_up_waits_no_longer_and_takes_no_lease(tmp_path: Path) -> None:
     first = leader(tmp_path)
     waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
