@@ -114,11 +114,11 @@ def test_a_full_cache_root_costs_the_commit_its_memory_and_no_kernel(
     use_up(volume)
     with caplog.at_level(logging.WARNING):
         report = node.commit()
-    assert report.status is CommitStatus.COMMITTED
-    assert report.new_files == len(SUFFIXES) + 1
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert report.status is CommitStatus.COMMITTED
+        assert report.new_files == len(SUFFIXES) + 1
+        assert node.commit().status is CommitStatus.UNCHANGED, "nothing is published twice for want of memory"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "a live job is told once"
     assert "No space left" in caplog.text and "may read all of" in caplog.text
-    assert node.commit().status is CommitStatus.UNCHANGED, "nothing is published twice for want of memory"
 
     (volume / "filler").unlink(missing_ok=True)
     other = Node(tmp_path, "other")

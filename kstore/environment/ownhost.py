@@ -9,12 +9,11 @@ from concurrent.futures import Future
 from kstore.environment.host import Host, HostUnknown, detect_host, host_hint, machine_of
 from kstore.lazy import cached_property
 from kstore.threads import begin
+from kstore.told import warn_once
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN = Host("", {})
-_told: set[str] = set()
-"""What the log already says: a live job asks anew for each of its commits."""
 
 
 class OwnHost:
@@ -67,9 +66,7 @@ class OwnHost:
         try:
             return self._detected.result()
         except HostUnknown as error:
-            text = str(error)
-            log.log(logging.DEBUG if text in _told else logging.WARNING, "%s", text)
-            _told.add(text)
+            warn_once(log, str(error))
             return _UNKNOWN
 
     @cached_property

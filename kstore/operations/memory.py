@@ -18,6 +18,7 @@ from kstore.operations.ours import Ours
 from kstore.published.leaning import supports_of
 from kstore.published.manifest import Flag, Manifest
 from kstore.published.snapshot import Snapshot
+from kstore.told import warn_once
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Memory:
             yield
         except (CacheRootError, OSError) as error:
             if self.is_kept:
-                log.warning("%s; the next commit may read all of %s again", error, self._worker.root.path)
+                warn_once(log, f"{error}; the next commit may read all of {self._worker.root.path} again")
             self.is_kept = False
 
 
