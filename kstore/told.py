@@ -7,7 +7,8 @@ import logging
 _told: set[str] = set()
 
 
-def warn_once(log: logging.Logger, text: str) -> None:
-    """Log a warning, unless this process has done so before: then it is for debugging."""
+def warn_once(log: logging.Logger, message: str, *values: object) -> None:
+    """Log a warning, unless this process has said just that before: then it is for debugging."""
+    text = message % values if values else message
     log.log(logging.DEBUG if text in _told else logging.WARNING, "%s", text)
     _told.add(text)

@@ -107,6 +107,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "roots")
     monkeypatch.setattr("kstore.origin._begun", {})
+    monkeypatch.setattr("kstore.told._told", set())
     monkeypatch.setattr("kstore.redirect._by_hand", {})
     monkeypatch.setattr("kstore.ranks.job._calls", Counter())
     monkeypatch.chdir(tmp_path)  # A project's settings are looked for from there upwards.

@@ -84,7 +84,6 @@ def test_objects_wait_until_it_is_known_which_host_they_are_for(tmp_path: Path, 
 def test_that_the_compiler_cannot_be_asked_is_said_once_however_many_commits_follow(
     tmp_path: Path, unasked: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unasked.setattr("kstore.told._told", set())
     node = Node(tmp_path)
     node.tree.put("inductor/ab/c1.main.so", shared_object())
     for _ in range(3):

@@ -18,12 +18,14 @@ from typing import Any
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import reason_of
+from kstore.told import warn_once
 
 log = logging.getLogger(__name__)
 
 _LOGGERS = ("watchdog.observers.inotify_c", "watchdog.observers.inotify")
 _IN_CREATE = 0x100
 _NAMELESS = "#"
+_OVERFLOW = "inotify lost events (fs.inotify.max_queued_events): the cache root is looked through"
 _LIMITS = {
     errno.ENOSPC: "inotify's limit of watches is reached (fs.inotify.max_user_watches)",
     errno.EMFILE: "inotify's limit of instances is reached (fs.inotify.max_user_instances)",
@@ -110,7 +112,7 @@ class _LogFilter(logging.Filter):
         """Act on a message about lost events; keep it, and the harmless one, out of the log."""
         message = record.getMessage()
         if "overflow" in message:
-            _tell_overflow()
+            warn_once(log, _OVERFLOW)  # All that events are for is to say that something has changed.
             self._changed()
         return "overflow" not in message and "inactive" not in message
 
@@ -122,12 +124,6 @@ def _ignore_warnings() -> None:
     Once per process: whenever a filter is added, Python repeats all warnings that it shows only once.
     """
     warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning)
-
-
-@cache
-def _tell_overflow() -> None:
-    """Once per process. All that events are for is to say that something has changed."""
-    log.warning("inotify lost events (fs.inotify.max_queued_events): the cache root is looked through")
 
 
 def outermost(folders: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ from kstore.components import load_table
 from kstore.components.variables import read_managed
 from kstore.environment import has_only_kstore
 from kstore.redirect import key_in_use
+from kstore.told import warn_once
 
 if TYPE_CHECKING:
     from kstore.local.state import Base
@@ -49,7 +50,8 @@ def warn_of_published(worker: Worker, base: Base | None) -> None:
     """Warn about what is wrong with what was just committed from a root that had grown from `base`."""
     _warn_of_grown(worker, base)
     if has_only_kstore(worker.scope.environment):
-        log.warning(
+        warn_once(
+            log,
             "neither torch nor Triton is installed for %s: %s is committed for the environment %s, which no worker "
             "with torch looks for; commit with the Python of the job, or name its environment (KSTORE_ENVIRONMENT)",
             sys.executable, worker.scope.key, worker.scope.environment,
@@ -88,21 +90,16 @@ def warn_of_moved(worker: Worker | None) -> None:
         variable, before = table[name].variable, os.path.join(root.path, name)
         ours = table[name].part_of(before)
         if folder != ours and managed.get(variable) == table[name].value.format(folder=before) and _holds_files(ours):
-            _tell_moved(variable, ours, folder)
+            warn_once(
+                log,
+                "%s was changed to %s after kstore had set it: what compilers had written to %s, or kstore had "
+                "restored there, is neither used nor committed; set it before the restore, or not at all",
+                variable, folder, ours,
+            )  # fmt: skip
 
 
 def _holds_files(folder: str) -> bool:
     return any(files for _, _, files in os.walk(folder))
-
-
-@cache
-def _tell_moved(variable: str, ours: str, folder: str) -> None:
-    """Once per process."""
-    log.warning(
-        "%s was changed to %s after kstore had set it: what compilers had written to %s, or kstore had restored there, "
-        "is neither used nor committed; set it before the restore, or not at all",
-        variable, folder, ours,
-    )  # fmt: skip
 
 
 @cache

@@ -13,6 +13,7 @@ from kstore.local.found import Scan
 from kstore.local.state import State
 from kstore.operations.displaced import put_right
 from kstore.operations.foreign import comes_from_elsewhere, foreign_at_restore, mark_machine
+from kstore.told import warn_once
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
             with worker.waiting.visible(), suppress(FileNotFoundError):
                 os.unlink(worker.root.local_path(path))
         except OSError as error:
-            log.warning("%s was built on another host, and cannot be removed: %s", path, error)
+            warn_once(log, "%s was built on another host, and cannot be removed: %s", path, error)
             left[path] = digest
             found.settled_folders.pop(path.rpartition("/")[0], None)
         del found.known[path]

@@ -21,6 +21,7 @@ from kstore.deadline import Waiting, within
 from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, WaitTimeout
 from kstore.published.ref import RefState
 from kstore.published.snapshot import Snapshot
+from kstore.told import warn_once
 
 if TYPE_CHECKING:
     from kstore.blobs import BlobStore
@@ -111,9 +112,9 @@ def _is_there(storage: Storage) -> bool:
     try:
         if storage.settings:
             return True
-        log.warning("there is no store at %s to read from: kstore goes on without it", storage.location)
+        warn_once(log, "there is no store at %s to read from: kstore goes on without it", storage.location)
     except KstoreError as error:
-        log.warning("kstore goes on without the store below: %s", error)
+        warn_once(log, "kstore goes on without the store below: %s", error)
     return False
 
 
@@ -122,7 +123,7 @@ def _passing_over(storage: Storage) -> Iterator[None]:
     try:
         yield
     except (KstoreError, OSError) as error:
-        log.warning("the store at %s is passed over: %s", storage.location, error)
+        warn_once(log, "the store at %s is passed over: %s", storage.location, error)
 
 
 def layers(storage: Storage) -> tuple[Storage, ...]:
@@ -147,7 +148,7 @@ def attempt(storage: Storage, look: Callable[[], Found], nothing: Found) -> Foun
             raise
         late = f"the store at {storage.location} has not answered for {storage.patience:g} s; check whether it hangs"
         storage.trouble = late if isinstance(error, WaitTimeout) else str(error)
-        log.warning("only the stores below are read: %s", storage.trouble)
+        warn_once(log, "only the stores below are read: %s", storage.trouble)
         return nothing
 
 

@@ -156,7 +156,6 @@ def test_the_kernels_limit_is_noticed(tmp_path: Path) -> None:
 
 
 def test_lost_events_are_a_change_and_reported_once(ears: Ears, caplog: pytest.LogCaptureFixture) -> None:
-    watch._tell_overflow.cache_clear()
     ears.forget()
     for _ in range(2):
         logging.getLogger("watchdog.observers.inotify_c").warning("Inotify queue overflowed; events were lost")
