@@ -14,8 +14,8 @@ from tests.gc.stores import collect, pass_time, stored
 from tests.trees import Node, contents, in_processes
 
 WORKERS = 24
-GRACE = 15
-SECONDS = 24.0
+GRACE = 10
+SECONDS = 18.0
 pytestmark = pytest.mark.slow
 
 
