@@ -74,7 +74,7 @@ _flights: dict[str, Flight] = {}
 @cache
 def _end_with(process: int) -> AtEnd:
     """Once in each process."""
-    return AtEnd(_end_all)
+    return AtEnd(end_all)
 
 
 def begin(lease: Lease) -> None:
@@ -110,8 +110,8 @@ def leave_all() -> None:
         _flights.popitem()[1].leave()
 
 
-def _end_all() -> None:
-    """At exit. All are asked at once, because each may hang."""
+def end_all() -> None:
+    """At exit, or before another program takes this process. All are asked at once, because each may hang."""
     flights = list(_flights.values())
     for flight in flights:
         flight.end()

@@ -151,7 +151,7 @@ def command(
         if require_hits or error.errno not in _NO_PROCESS:
             return _cannot_run(output, program, error)
         output.warn(f"no process can be made for the command ({error.strerror}): nothing that it compiles is committed")
-        return _give_way(output, program, environ, store, partial(restore, wait=wait or 0))
+        return _give_way(output, program, environ, partial(restore, wait=wait or 0))
     with launcher, terminable():
         restored = restore(wait=wait or 0)
         begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)
@@ -177,14 +177,13 @@ def _cannot_run(output: Output, program: list[str], error: OSError) -> int:
     return exit_code_of(error)
 
 
-def _give_way(
-    output: Output, program: list[str], environ: dict[str, str], store: Store, restore: Callable[[], RestoreReport]
-) -> int:
+def _give_way(output: Output, program: list[str], environ: dict[str, str], restore: Callable[[], object]) -> int:
     """Restore, and become the command in this very process; returns the exit code if that cannot be run."""
+    from kstore.flight import end_all
+
     with terminable():
-        restored = restore()
-        if restored.leads:  # Others would wait for what nobody commits.
-            store.release(restored.key)
+        restore()
+        end_all()  # Others would wait for what nobody commits. What a process beside this one compiles, they get.
     number = become(program, environ)
     return _cannot_run(output, program, OSError(number, os.strerror(number)))
 

@@ -129,6 +129,13 @@ class Cli:
         assert result.code == 0, result.err
 
 
+def is_held(cli: Cli) -> bool:
+    """Whether others wait for what a worker compiles."""
+    claims = [path for path in (cli.store / "leases").rglob("*") if path.is_file()]
+    newest = max(claims, key=lambda path: int(path.name), default=None)
+    return newest is not None and not json.loads(newest.read_text())["released"]
+
+
 def read_terminal(terminal: int) -> bytes:
     """What was written to the terminal since the last call; nothing once every writer has closed it."""
     try:

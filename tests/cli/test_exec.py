@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from kstore.components.variables import MANAGED
-from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, TICK, Cli, compiling, read_terminal
+from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, TICK, Cli, compiling, is_held, read_terminal
 
 SIGNALS = [
     *("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT", "SIGWINCH", "SIGALRM", "SIGXCPU"),
@@ -291,6 +291,12 @@ def test_where_no_process_can_be_made_nobody_waits_for_what_is_never_committed(c
     assert without_processes(cli, "echo cold").communicate(timeout=60)[0] == "cold\n"
     report = cli("restore", "my/v1", "--wait", "5m", "--json").json
     assert (report["leads"], report["waited"]) == (True, 0)
+
+
+def test_where_no_process_can_be_made_the_others_wait_for_what_is_compiled_in_the_same_cache_root(cli: Cli) -> None:
+    assert cli("restore", "my/v1", "--wait", "5m", "--cache-root", str(cli.folder / "new"), "--json").json["leads"]
+    assert without_processes(cli, "echo cold").communicate(timeout=60)[0] == "cold\n"
+    assert is_held(cli)
 
 
 def without_processes(cli: Cli, program: str) -> subprocess.Popen[str]:

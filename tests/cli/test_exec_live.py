@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.cli.commandline import REPOSITORY, Cli, compiling
+from tests.cli.commandline import REPOSITORY, Cli, compiling, is_held
 from tests.waiting import until
 
 PATIENCE = 60
@@ -43,13 +43,6 @@ def published(cli: Cli) -> int:
     """How many files are published."""
     scopes = cli("ls", "my/v1", "--json").json["scopes"] if cli.store.exists() else []
     return int(scopes[0]["files"]) if scopes else 0
-
-
-def is_held(cli: Cli) -> bool:
-    """Whether others wait for what a worker compiles."""
-    claims = [path for path in (cli.store / "leases").rglob("*") if path.is_file()]
-    newest = max(claims, key=lambda path: int(path.name), default=None)
-    return newest is not None and not json.loads(newest.read_text())["released"]
 
 
 def wait_until_published(cli: Cli, files: int) -> None:

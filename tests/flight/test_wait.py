@@ -50,7 +50,7 @@ def landed() -> Iterator[None]:
     for thread in waiters:
         thread.join(60)
     assert not any(thread.is_alive() for thread in waiters)
-    flight._end_all()
+    flight.end_all()
     flight._flights.clear()
 
 
@@ -473,7 +473,7 @@ def test_a_holder_that_lives_is_waited_for_beyond_its_ttl(tmp_path: Path) -> Non
 def test_at_exit_the_lease_is_released(tmp_path: Path) -> None:
     def run() -> None:
         leader(tmp_path)
-        flight._end_all()  # what `atexit` calls, which a forked child of multiprocessing skips
+        flight.end_all()  # what `atexit` calls, which a forked child of multiprocessing skips
 
     in_processes(run, [()])
     assert not is_held(Node(tmp_path))
@@ -481,7 +481,7 @@ def test_at_exit_the_lease_is_released(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -> None:
     first = leader(tmp_path)
-    in_processes(flight._end_all, [()])
+    in_processes(flight.end_all, [()])
     assert is_held(first)
 
 
