@@ -64,6 +64,13 @@ def test_what_stayed_in_the_place_of_bases_is_no_change_of_it() -> None:
     assert merged.declined == {"x": B.digest}
 
 
+def test_where_one_file_stayed_in_the_place_of_bases_the_others_are_still_bases() -> None:
+    base = {"taken out": A, "changed": A, "stayed": A}
+    theirs = {"changed": A, "stayed": A}
+    merged = merge(base, theirs, {"taken out": A, "changed": B, "stayed": C}, {"stayed": NOT_TAKEN})
+    assert merged.files == {"changed": B, "stayed": A}
+
+
 def test_a_kernel_that_stayed_in_the_place_of_bases_is_no_change_of_it() -> None:
     published, stayed = kernel("K", "theirs"), kernel("K", "ours")
     merged = merge(published, published, stayed, dict.fromkeys(published, NOT_TAKEN))
@@ -143,10 +150,11 @@ def test_where_base_was_lost_paths_on_which_it_agrees_with_theirs_stay_declined(
     base |= kernel("K", "theirs", "ptx")
     assert still_declined(declined, base, {"replaced": A, "new": A}, ours).keys() == {"taken out", "replaced"}
     assert still_declined(declined, base, base, ours).keys() == ours.keys() - {"another by now"}
+    assert still_declined(declined, base, base, {}) == {}
 
 
 def test_what_ours_never_changed_is_told_from_what_it_offered() -> None:
-    merged = merge({"x": A, "y": A}, {"x": B, "y": B}, {"x": A, "y": C}, {})
+    merged = merge({"x": A, "y": A, "same": A}, {"x": B, "y": B, "same": A}, {"x": A, "y": C, "same": A}, {})
     assert merged.declined == {"x": A.digest, "y": C.digest}
     assert merged.outdated == {"x"}
 
@@ -195,10 +203,11 @@ def test_a_group_comes_whole_though_most_of_it_was_declined() -> None:
     assert set(merged.taken) == set(changed)
 
 
-def test_a_slot_of_new_answers_takes_no_more_than_its_variants() -> None:
+def test_of_what_is_all_new_a_slot_takes_no_more_than_its_variants_and_a_group_all_its_files() -> None:
     slot = {f"fxgraph/k/{number}": variant(str(number), number) for number in range(MAX_VARIANTS + 2)}
-    merged = merge({}, {}, {"file": A, **slot, **kernel("K", "ours")}, {})
-    assert set(merged.taken) == {"file", *[*slot][:MAX_VARIANTS], *kernel("K", "ours")} == merged.files.keys()
+    group = kernel("K", "ours", *map(str, range(MAX_VARIANTS + 2)))
+    merged = merge({}, {}, {"file": A, **slot, **group}, {})
+    assert set(merged.taken) == {"file", *[*slot][:MAX_VARIANTS], *group} == merged.files.keys()
     assert merged.declined.keys() == {*[*slot][MAX_VARIANTS:]}
 
 
@@ -233,8 +242,8 @@ def test_a_slot_that_both_added_keeps_the_published_one() -> None:
 
 def test_a_new_answer_in_a_slot_of_base_is_a_variant_and_kept() -> None:
     base = {"i/S/one": variant("one")}
-    merged = merge(base, base, base | {"i/S/two": variant("two")}, {})
-    assert set(merged.files) == {"i/S/one", "i/S/two"}
+    for ours in ({"i/S/two": variant("two")}, base | {"i/S/two": variant("two")}):
+        assert set(merge(base, base, ours, {}).files) == {"i/S/one", "i/S/two"}
 
 
 def test_variants_of_both_sides_are_kept() -> None:
@@ -273,15 +282,24 @@ def test_what_both_sides_changed_is_handed_to_the_merger() -> None:
     for base in ({}, {"x": merged_by_meaning("c")}):
         merged = merge(base, theirs, ours, {})
         assert merged.to_merge == ["x"]
+        assert merged.prevailing == set()
         assert merged.files == theirs
         assert has_news(merged)
+
+
+def test_what_only_one_side_merges_by_meaning_is_a_conflict() -> None:
+    """Versions of kstore may differ in what they have a merger for."""
+    for theirs, ours in ((merged_by_meaning("a"), B), (A, merged_by_meaning("b"))):
+        merged = merge({}, {"x": theirs}, {"x": ours}, {})
+        assert (merged.to_merge, merged.declined) == ([], {"x": ours.digest})
 
 
 def test_what_only_ours_changed_is_joined_and_prevails() -> None:
     base, ours = {"x": merged_by_meaning("a")}, {"x": merged_by_meaning("b")}
     merged = merge(base, base, ours, {})
     assert (merged.files, merged.to_merge, merged.prevailing) == (base, ["x"], {"x"})
-    assert merge(base, base, ours, {"x": NOT_TAKEN}).prevailing == set()
+    for declined in (NOT_TAKEN, C.digest):  # Ours was never base's file.
+        assert merge(base, base, ours, {"x": declined}).prevailing == set()
 
 
 def test_what_only_theirs_changed_needs_no_merger() -> None:
@@ -447,11 +465,20 @@ def test_a_group_that_cannot_be_replaced_stays() -> None:
     assert merged.taken == []
 
 
+def test_a_group_stays_where_what_would_replace_it_contradicts_another_host() -> None:
+    base, ours = kernel("K", "base", "cubin"), kernel("K", "ours", "ptx")
+    merged = merge(base | {"x": A}, base | {"x": A}, ours | {"x": B}, {}, [{"triton/K/ptx/file": A}])
+    assert merged.files == base | {"x": B}
+    assert (merged.taken, merged.declined.keys()) == (["x"], ours.keys())
+
+
 def test_what_ours_replaced_by_a_folder_or_a_file_is_taken() -> None:
     base = {"x/a": A, "y/b/c": A, "z": C}
     merged = merge(base, base, {"x/a/b": B, "y/b": B, "z": C}, {})
     assert merged.files == {"x/a/b": B, "y/b": B, "z": C}
     assert merged.declined == {}
+    base, ours = kernel("K", "base", "below"), kernel("K", "ours", "below/cubin")
+    assert merge(base, base, ours, {}).files == ours
 
 
 def test_what_both_replaced_stays_as_it_was_published() -> None:
