@@ -62,12 +62,10 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
     if base or theirs or merged.declined:
-        changed = [
+        changed = [  # What is base's and not theirs is declined by now.
             path
             for path, entry in ours.items()
-            if entry.digest != _digest(theirs, path)
-            and entry.digest != _digest(base, path)
-            and entry.digest != merged.declined.get(path)
+            if entry.digest != _digest(theirs, path) and entry.digest != merged.declined.get(path)
         ]
         if changed:
             _merge_changed(merged, base, theirs, ours, changed, declined)
