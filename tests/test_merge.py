@@ -274,6 +274,14 @@ def test_a_slot_has_room_for_eight_the_oldest_first() -> None:
     assert not has_news(full)
 
 
+def test_what_is_in_one_slot_takes_no_room_in_another_that_is_deeper_or_less_deep() -> None:
+    half = MAX_VARIANTS // 2
+    base = {f"i/S/{number}": variant(str(number)) for number in range(half)}
+    new = {f"i/S/new {number}": variant(f"new {number}") for number in range(half)}
+    deeper = {"i/S/T/U/one": entry("one", Flag.SLOT, 4)}
+    assert merge(base, base, base | new | deeper, {}).files == base | new | deeper
+
+
 # ---- Files that are merged by meaning
 
 
