@@ -315,7 +315,9 @@ def test_a_quarantine_of_what_only_the_image_has_is_rolled_back(fleet: Fleet) ->
     assert worker.commit().generation == 3
 
 
-def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(fleet: Fleet) -> None:
+def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()
@@ -325,6 +327,7 @@ def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(fle
     as_if_newer(worker.location / worker.newest().name)
 
     assert worker.store.rollback(KEY, 1).generation == 3
+    assert "cannot be restored" not in caplog.text, "what it leans on is not lost"
     again = fleet.worker("again")
     again.restore()
     assert has(again) == {"one", "two"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
 from kstore.condemned import Condemned, write_lists
 from kstore.environment import Host
 from kstore.errors import StoreUnavailable
@@ -76,4 +77,20 @@ def test_what_is_condemned_and_cannot_be_read_just_now_is_not_left_out(
             node.store.rollback(KEY, 1)
     assert node.newest().generation == 1
     node.store.rollback(KEY, 1)
+    assert restored(tmp_path, "fresh") == kernels(node)
+
+
+def test_a_condemned_pack_that_cannot_be_read_just_now_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can say just now what of it is needed."""
+    node = Node(tmp_path, layout="packed")
+    for name in ("first", "second"):
+        node.tree.kernel(name)
+        node.commit()
+    pack = node.store.storage.refs.get(node.newest().scope, 1).packs[0]
+    condemn(node.store.storage, pack)
+    with monkeypatch.context() as patch:
+        trouble_with(patch, pack_name(pack), AWAY)
+        assert pack in node.store.rollback(KEY, 2).packs
     assert restored(tmp_path, "fresh") == kernels(node)
