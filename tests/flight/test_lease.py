@@ -55,13 +55,21 @@ def test_a_renewal_is_a_new_claim_and_shows_how_long_it_was_held(storage: Storag
     assert second.held > first.held
 
 
+def test_another_process_can_hold_what_was_taken_for_it(storage: Storage) -> None:
+    first = lease(storage)
+    first.take(None)
+    assert Lease(storage, "some/thing", TTL, first.nonce).renew()
+    assert not lease(storage).renew()
+
+
 def test_what_is_released_can_be_taken(storage: Storage) -> None:
     first, second = lease(storage), lease(storage)
     first.take(None)
     first.release()
     newest = second.newest()
     assert newest and newest.is_released
-    assert second.take(newest)
+    assert not first.renew()
+    assert second.acquire()
     assert not first.renew()
 
 
@@ -79,8 +87,10 @@ def test_a_holder_that_lost_it_neither_renews_nor_releases(storage: Storage) -> 
 def test_a_holder_whose_volume_is_away_for_a_moment_goes_on(storage: Storage) -> None:
     held = lease(storage)
     held.take(None)
+    seen = held.newest()
     with unmounted(Path(storage.location)):
         assert held.renew()
+        assert held.newest(seen) is None
     assert held.renew()
     newest = held.newest()
     assert newest and (newest.number, newest.nonce) == (2, held.nonce)
@@ -95,6 +105,7 @@ def test_a_worker_that_saw_an_older_claim_takes_nothing(storage: Storage) -> Non
     assert seen
     assert seen.number not in files(storage)  # so the name after it may be free
     assert not late.take(seen)
+    assert seen.number + 1 not in files(storage)
     newest = late.newest()
     assert newest
     assert newest.nonce == holder.nonce
@@ -134,6 +145,11 @@ def test_a_claim_that_goes_while_it_is_read_is_looked_for_again(
     newest = held.newest()
     assert newest
     assert newest.nonce == held.nonce
+
+
+def test_a_claim_that_is_listed_and_never_there_is_somebodys(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PosixBackend, "list", lambda *_: iter([Child("99", False)]))
+    assert lease(storage).newest() == Claim(99, ttl=TTL)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"nonce": 1}', b"[" * 100_000])

@@ -243,7 +243,7 @@ def test_scopes_are_listed_however_keys_nest(refs: Refs) -> None:
     assert sorted(refs.scopes()) == scopes
     assert sorted(refs.scopes("model/v1")) == scopes[1:4]
     assert refs.gpus() == ["gpu", "other"]
-    assert [refs.parts("gpu", under) for under in ("", "model", "model/v1", "none")] == [["model"], ["v1"], ["deep"], []]
+    assert [refs.parts("gpu", under) for under in ("", "model", "none")] == [["model"], ["v1"], []]
 
 
 def test_folders_that_are_not_scopes_are_passed_over(backend: PosixBackend, refs: Refs) -> None:
