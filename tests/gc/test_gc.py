@@ -1117,6 +1117,7 @@ def test_leftovers_of_killed_commits_are_removed_a_grace_later(node: Node) -> No
     pass_time(node)
     collect(node)
     assert (left.exists(), others.exists()) == (False, True)
+    assert not contents(node.location / "gc"), "neither a list nor its fence"
 
 
 @pytest.mark.parametrize(
