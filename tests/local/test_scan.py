@@ -125,6 +125,19 @@ def test_a_kernel_that_is_being_written_is_busy(tree: Tree, name: str) -> None:
     assert {path.rpartition("/")[0] for path in found.files} == {other}
 
 
+def test_what_is_ignored_in_the_folder_of_a_kernel_does_not_keep_it_waiting(tree: Tree) -> None:
+    tree.put(f"{tree.kernel()}/k.lock", b"", age=1)
+    assert len(tree.scan().files) == GROUP_FILES
+
+
+def test_an_unfinished_kernel_is_busy_until_its_writer_must_be_gone(tree: Tree) -> None:
+    kernel = tree.kernel()
+    leave_out(tree, kernel, "__grp__k.json")
+    assert tree.scan().busy == {kernel}
+    os.utime(tree.root / kernel, (0, 0))
+    assert tree.scan().busy == set()
+
+
 def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
