@@ -8,9 +8,11 @@ import pytest
 
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
-from kstore.condemned import Condemned, write_lists
+from kstore.condemned import Condemned, staged, write_lists
 from kstore.environment import Host
-from kstore.errors import StoreUnavailable
+from kstore.errors import MissError, StoreUnavailable
+from kstore.published.refs import Refs
+from kstore.scope import Scope
 from tests.gc.stores import kernels, restored
 from tests.test_repair import condemn, large, rot_frame
 from tests.test_unreadable import AWAY, trouble_with
@@ -93,4 +95,39 @@ def test_a_condemned_pack_that_cannot_be_read_just_now_is_not_left_out(
     with monkeypatch.context() as patch:
         trouble_with(patch, pack_name(pack), AWAY)
         assert pack in node.store.rollback(KEY, 2).packs
+    assert restored(tmp_path, "fresh") == kernels(node)
+
+
+def test_what_gc_removes_while_it_is_rolled_back_to_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, layout="packed")
+    for name in ("first", "second"):
+        node.tree.kernel(name)
+        node.commit()
+    real = Refs.published_at
+
+    def removed(refs: Refs, scope: Scope, generation: int) -> int:
+        assert refs.drop(scope, generation)
+        return real(refs, scope, generation)
+
+    monkeypatch.setattr(Refs, "published_at", removed)
+    with pytest.raises(MissError, match=r"generation 1 of .* was removed just now"):
+        node.store.rollback(KEY, 1)
+    assert node.newest().generation == 2
+
+
+def test_who_has_waited_too_long_for_gc_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel()
+    node.commit()
+    backend, real, taken = node.store.storage.backend, Refs.published_at, list[str]()
+
+    def close_fence(refs: Refs, scope: Scope, generation: int) -> int:
+        for name in [] if taken else staged(backend):
+            backend.delete(f"tmp/{name}")
+            taken.append(name)
+        return real(refs, scope, generation)
+
+    monkeypatch.setattr(Refs, "published_at", close_fence)
+    assert node.store.rollback(KEY, 1).generation == 2
+    assert taken
     assert restored(tmp_path, "fresh") == kernels(node)
