@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from kstore.backends import Backend, PosixBackend, StagingLost
-from kstore.blobs.loose import LooseBlobs
+from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.writers import LooseBlobWriter, PackedBlobWriter
 from kstore.calls import plain
+from kstore.condemned import Condemned, write_lists
 from kstore.digest import digest_of
 from kstore.errors import StoreUnavailable
 from kstore.local import reading
@@ -271,6 +272,26 @@ def test_no_name_is_taken_that_gc_has_condemned(linked: Node) -> None:
     wrapper = linked.tree.wrapper("before")
     linked.commit()
     assert linked.published()[wrapper].digest in in_packs(linked) & there
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_gc_condemns_while_files_are_read_is_not_relied_upon(
+    linked: Node, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    linked.tree.kernel("new")
+    backend, settle, stored = linked.store.storage.backend, LooseBlobWriter.settle, set[bytes]()
+
+    def condemn(self: LooseBlobWriter) -> None:
+        settle(self)
+        stored.update(loose(linked))
+        found = [(digest, backend.stat(blob_name(digest))) for digest in stored]
+        write_lists(backend, [Condemned(False, digest, at.inode, at.mtime_ns, at.size) for digest, at in found])
+        if is_damaged:
+            backend.put("gc/condemned/list", b"garbage")
+
+    monkeypatch.setattr(LooseBlobWriter, "settle", condemn)
+    linked.commit()
+    assert {entry.digest for entry in linked.published().values()} <= stored & in_packs(linked)
 
 
 def test_a_commit_that_is_taken_for_dead_while_files_are_read_begins_again(
