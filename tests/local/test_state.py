@@ -125,8 +125,23 @@ def test_a_staging_folder_is_gone_afterwards(root: CacheRoot, state: StateFolder
 def test_whoever_holds_the_root_sweeps_what_a_killed_restore_left(root: CacheRoot, state: StateFolder) -> None:
     left = Path(root.state) / "stage-dead"
     (left / "folder").mkdir(parents=True)
-    with state.locked():
+    other = Path(root.state) / "of another version"
+    other.mkdir()
+    with state.staging(None) as lent, state.locked():
         assert not left.exists()
+        assert other.exists() and os.path.exists(lent)
+
+
+def test_whoever_holds_the_root_sweeps_turns_for_which_nobody_waits_any_longer(
+    root: CacheRoot, state: StateFolder
+) -> None:
+    with state.locked():
+        left, waited_for = (Path(root.state, f"turn-{name}") for name in ("left", "waited for"))
+        for path in (left, waited_for):
+            path.touch()
+        os.utime(left, (0, 0))
+    with state.locked():
+        assert (left.exists(), waited_for.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -138,12 +153,16 @@ def test_what_a_killed_restore_left_in_a_component_elsewhere_is_swept_a_day_late
     state = StateFolder(CacheRoot(str(tmp_path / "root"), {"triton": str(elsewhere)}, {}), "rules")
     left, at_work = (elsewhere / ".kstore" / f"stage-{name}" for name in ("left", "at-work"))
     (left / "triton/K").mkdir(parents=True)
+    other = tmp_path / "elsewhere/.kstore/of another version"
+    if not is_alone:
+        other.mkdir()
+        os.utime(other, (0, 0))
     os.utime(left, (0, 0))
     if not is_alone:
         at_work.mkdir()
     with state.locked():
         assert not left.exists()
-        assert at_work.exists() is not is_alone
+        assert at_work.exists() is other.exists() is not is_alone
         assert (elsewhere / ".kstore").exists() is not is_alone
 
 
