@@ -46,14 +46,14 @@ def test_a_measurement_made_after_a_merge_does_not_undo_the_merge(tmp_path: Path
 
 def test_the_first_measurement_of_a_worker_is_joined_with_what_it_has_never_restored(tmp_path: Path) -> None:
     first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
-    first.tree.timings({"one": 1.0})
+    first.tree.timings({"one": 1.0, "both": 1.0})
     first.commit()
     second.tree.kernel("two")
     assert second.commit().declined == 0
     assert second.commit().declined == 0
-    second.tree.timings({"two": 2.0})
+    second.tree.timings({"two": 2.0, "both": 2.0})
     assert second.commit().new_files == 1
-    assert timings(second) == {"one": 1.0, "two": 2.0}
+    assert timings(second) == {"one": 1.0, "both": 1.0, "two": 2.0}, "it cannot have changed what it never had"
 
 
 def test_what_was_measured_before_a_restore_is_joined_with_what_is_published(tmp_path: Path) -> None:

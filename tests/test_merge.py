@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge, still_declined
+from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge, never_had, still_declined
 from kstore.published.manifest import Entry, Files, Flag, unit_of
 from tests.trees import entry, grouped
 
@@ -308,6 +308,11 @@ def test_what_only_ours_changed_is_joined_and_prevails() -> None:
     assert (merged.files, merged.to_merge, merged.prevailing) == (base, ["x"], {"x"})
     for declined in (NOT_TAKEN, C.digest):  # Ours was never base's file.
         assert merge(base, base, ours, {"x": declined}).prevailing == set()
+
+
+def test_what_ours_lacks_is_remembered_if_it_is_merged_by_meaning() -> None:
+    published = {"lacked": merged_by_meaning("a"), "there": merged_by_meaning("a"), "file": A}
+    assert never_had(published, {"there": merged_by_meaning("b")}) == {"lacked": NOT_TAKEN}
 
 
 def test_what_only_theirs_changed_needs_no_merger() -> None:
