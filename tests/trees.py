@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -234,6 +235,22 @@ def grouped(content: str = "") -> Entry:
 def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """From now on, this is a host of that name."""
     monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host(name * 16, {"cpu": name}))
+
+
+def restored_on(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> Node:
+    """A fresh worker on a host of that name, which has restored."""
+    on_host(monkeypatch, name)
+    node = Node(folder, f"restored on {name}")
+    node.restore()
+    return node
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """As long as a compiler holds this lock."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def shared_object() -> bytes:

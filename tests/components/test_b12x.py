@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, held, on_host, restored_on, shared_object
 
 KEY = hashlib.sha256(b"kernel").hexdigest()
 KERNEL = f"b12x/{KEY[:2]}/{KEY}"
@@ -49,17 +48,13 @@ def test_each_host_gets_the_manifest_of_its_own_object(tmp_path: Path, monkeypat
         compiled[host] = compile_kernel(node, host)
         assert node.commit().new_files == 2
     for host in "ab":
-        on_host(monkeypatch, host)
-        other = Node(tmp_path, f"other {host}")
-        other.restore()
-        assert contents(other.tree.root) == compiled[host]
+        assert contents(restored_on(monkeypatch, tmp_path, host).tree.root) == compiled[host]
 
 
 def test_a_kernel_whose_lock_is_held_waits_with_its_manifest(tmp_path: Path, host: Host) -> None:
     node = Node(tmp_path)
     compile_kernel(node)
-    with (node.tree.root / f"{KERNEL}.lock").open("w") as builder:
-        fcntl.flock(builder.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(node.tree.root / f"{KERNEL}.lock"):
         assert node.commit().new_files == 0
     assert node.commit().new_files == 2
 

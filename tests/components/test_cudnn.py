@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, on_host, restored_on, shared_object
 
 PLACE = "cudnn/v2/756d60c956aeff7939f8108a"
 KERNEL = f"{PLACE}/111eb647f0ffc0534015ba96"
@@ -47,7 +47,4 @@ def test_a_kernel_runs_on_hosts_like_its_builders(tmp_path: Path, monkeypatch: p
     compile_kernel(node)
     node.commit()
     for host in "ab":
-        on_host(monkeypatch, host)
-        other = Node(tmp_path, f"other {host}")
-        other.restore()
-        assert other.tree.has(KERNEL) is (host == "a")
+        assert restored_on(monkeypatch, tmp_path, host).tree.has(KERNEL) is (host == "a")

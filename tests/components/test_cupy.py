@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, on_host, restored_on, shared_object
 
 NAME = "2fd4e1c67a2d28fced849ee1bb76e7391b93eb12.cubin"
 CUBIN = b"\x7fELF machine code"
@@ -24,13 +24,12 @@ def backend() -> Any:
 def test_kernels_are_linked_on_any_host_and_callbacks_stay_on_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node = Node(tmp_path)
     on_host(monkeypatch, "a")
     node.tree.put(f"cupy/{NAME}", CUBIN)
     node.tree.put("cupy/cupy_callback_0123.cpython-311-x86_64-linux-gnu.so", shared_object())
     assert node.commit().new_files == 2
-    on_host(monkeypatch, "b")
-    other.restore()
+    other = restored_on(monkeypatch, tmp_path, "b")
     assert contents(other.tree.root / "cupy") == {NAME: CUBIN}
     assert (other.tree.root / "cupy" / NAME).stat().st_nlink > 1
 

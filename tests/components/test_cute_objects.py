@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, held, on_host, restored_on, shared_object
 
 SOURCES, KEY = "d852" * 16, "a9dc" * 16
 EXPORTED = {
@@ -39,18 +38,14 @@ def test_a_kernel_runs_on_hosts_like_its_builders(tmp_path: Path, monkeypatch: p
     node.tree.put(f"{kernel}.o", shared_object())
     node.commit()
     for host in "ab":
-        on_host(monkeypatch, host)
-        other = Node(tmp_path, f"other {host}")
-        other.restore()
-        assert other.tree.has(f"{kernel}.o") is (host == "a")
+        assert restored_on(monkeypatch, tmp_path, host).tree.has(f"{kernel}.o") is (host == "a")
 
 
 @either
 def test_a_kernel_whose_lock_is_held_waits_for_the_next_commit(tmp_path: Path, host: Host, kernel: str) -> None:
     node = Node(tmp_path)
     node.tree.put(f"{kernel}.o", shared_object())
-    with (node.tree.root / f"{kernel}.lock").open("w") as builder:
-        fcntl.flock(builder.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(node.tree.root / f"{kernel}.lock"):
         assert node.commit().new_files == 0
     assert node.commit().new_files == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ from kstore.components import load_table
 from kstore.environment import Host
 from tests.components.units import NeverMixed
 from tests.ninja import ENVIRON, needs
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, held, on_host, shared_object
 
 ARCHITECTURE = "flashinfer/.cache/flashinfer/0.7.2/90a"
 OPERATION = f"{ARCHITECTURE}/cached_ops/decode_f16"
@@ -95,7 +94,7 @@ def test_in_another_cache_root_it_is_built_there(tmp_path: Path) -> None:
 def test_sources_and_objects_of_unlike_hosts_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host gets its own files, though other sources were published first."""
     for name in "ab":
-        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, cpu=name: Host(cpu * 16, {"cpu": cpu}))
+        on_host(monkeypatch, name)
         node = Node(tmp_path, name)
         node.tree.put(SOURCE, f"source of {name}".encode())
         build(node, name)
@@ -134,8 +133,7 @@ def test_one_that_is_not_linked_yet_waits_for_the_next_commit(tmp_path: Path) ->
 def test_one_whose_lock_is_held_waits_for_the_next_commit(tmp_path: Path) -> None:
     node = Node(tmp_path)
     build(node, "1")
-    with (node.tree.root / LOCK).open("w") as builder:
-        fcntl.flock(builder.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(node.tree.root / LOCK):
         assert node.commit().new_files == 0
     assert node.commit().new_files == 4
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, held, on_host, restored_on, shared_object
 
 TOOLCHAIN = "v2/92df60e75d5603cc"
 RECIPE = f"{TOOLCHAIN}/fmha_0_1_0_3_1_0_0-b6f944cb3e5a"
@@ -59,8 +58,7 @@ def test_a_library_that_older_versions_would_take_as_it_is_is_not_stored(
 def test_a_folder_that_is_being_built_waits(tmp_path: Path, host: Host, place: str) -> None:
     node = Node(tmp_path)
     kept = build(node, place)
-    with (node.tree.root / place / RECIPE / ".lock").open("a") as builder:
-        fcntl.flock(builder.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(node.tree.root / place / RECIPE / ".lock"):
         assert node.commit().new_files == 1  # the toolchain's manifest
     (node.tree.root / place / RECIPE / "entry.json").unlink()
     assert node.commit().new_files == 0
@@ -71,10 +69,8 @@ def test_a_folder_that_is_being_built_waits(tmp_path: Path, host: Host, place: s
 def test_a_host_unlike_the_builders_gets_neither_library_nor_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node = Node(tmp_path)
     on_host(monkeypatch, "a")
     build(node)
     node.commit()
-    on_host(monkeypatch, "b")
-    other.restore()
-    assert not other.tree.has(f"msa/{RECIPE}")
+    assert not restored_on(monkeypatch, tmp_path, "b").tree.has(f"msa/{RECIPE}")

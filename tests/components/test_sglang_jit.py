@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, on_host, restored_on, shared_object
 
 MODULE = "sm90/sgl_kernel_jit_norm"
 BUILD = f"sglangjit/{MODULE}/build-0f1e2d3c4b5a6978"
@@ -38,13 +38,11 @@ def test_a_host_unlike_the_builders_gets_no_folder_without_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`_publish` takes one that is there for another process's, and drops what was built."""
-    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node = Node(tmp_path)
     on_host(monkeypatch, "a")
     build(node)
     assert node.commit().new_files == len(KEPT)
-    on_host(monkeypatch, "b")
-    other.restore()
-    assert not (other.tree.root / LEAF).exists()
+    assert not (restored_on(monkeypatch, tmp_path, "b").tree.root / LEAF).exists()
 
 
 def test_a_folder_without_a_library_waits(tmp_path: Path, host: Host) -> None:

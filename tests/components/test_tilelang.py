@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, on_host, restored_on, shared_object
 
 DIGEST = hashlib.sha256(b"kernel").hexdigest()
 KERNEL = f"tilelang/0.1.9/linux-x86_64/kernels/{DIGEST}"
@@ -36,10 +36,7 @@ def test_each_host_gets_the_manifest_of_its_own_library(tmp_path: Path, monkeypa
         compiled[host] = compile_kernel(node, KERNEL, host)
         assert node.commit().new_files == 4
     for host in "ab":
-        on_host(monkeypatch, host)
-        other = Node(tmp_path, f"other {host}")
-        other.restore()
-        assert contents(other.tree.root / KERNEL) == compiled[host]
+        assert contents(restored_on(monkeypatch, tmp_path, host).tree.root / KERNEL) == compiled[host]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +53,9 @@ def test_a_kernel_that_is_being_written_waits_for_the_next_commit(tmp_path: Path
 
 def test_machine_code_that_runs_on_any_host_is_restored_on_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_host(monkeypatch, "a")
-    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node = Node(tmp_path)
     for name in ("kernel.cubin", "metadata.json"):
         node.tree.put(f"tilelang/0.1.9/cuda-binaries/{DIGEST}/{name}", name.encode())
     node.commit()
-    on_host(monkeypatch, "b")
-    other.restore()
+    other = restored_on(monkeypatch, tmp_path, "b")
     assert contents(other.tree.root) == contents(node.tree.root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -16,7 +15,7 @@ from kstore.environment import Host
 from kstore.report import CommitStatus
 from tests.components.units import NeverMixed
 from tests.ninja import ENVIRON, needs
-from tests.trees import Node, contents, shared_object
+from tests.trees import Node, contents, held, on_host, shared_object
 from tests.waiting import until
 
 FOLDER = "tvmffi/twice_198ce7f90a4b51b3"
@@ -59,8 +58,7 @@ def test_one_whose_lock_is_held_waits_for_the_next_commit(tmp_path: Path, path: 
     node = Node(tmp_path)
     node.tree.put(path, shared_object())
     node.tree.put(lock, b"", mode=0o755)
-    with (node.tree.root / lock).open("w") as builder:
-        fcntl.flock(builder.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(node.tree.root / lock):
         assert node.commit().new_files == 0
     assert node.commit().new_files == 1
 
@@ -202,7 +200,7 @@ class TestTheRealOne:
         load(node, compiler)
         node.commit()
         shutil.rmtree(node.tree.root)
-        monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "another"}))
+        on_host(monkeypatch, "b")
         assert node.restore().files == 0
         assert not (node.tree.root / "tvmffi").exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from kstore.environment import Host
 from tests.compilers.programs import Container, fingerprint, run_program, worker
-from tests.trees import Node, contents, on_host, shared_object
+from tests.trees import Node, contents, on_host, restored_on, shared_object
 
 FOLDER = "wp_my_kernels_4bb5ea9"
 MODULE = f"warp/1.19.0/{FOLDER}"
@@ -24,13 +24,12 @@ def compile_module(node: Node, folder: str, binary: str) -> None:
 
 
 def test_cuda_code_is_restored_on_any_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node, other = Node(tmp_path), Node(tmp_path, "other")
+    node = Node(tmp_path)
     on_host(monkeypatch, "a")
     compile_module(node, MODULE, "sm90.cubin")
     node.tree.put("warp/1.19.0/lto/0123456789abcdef.lto", b"lto")
     node.commit()
-    on_host(monkeypatch, "b")
-    other.restore()
+    other = restored_on(monkeypatch, tmp_path, "b")
     assert contents(other.tree.root) == contents(node.tree.root)
     assert all(path.stat().st_nlink > 1 for path in (other.tree.root / MODULE).iterdir())
 
@@ -43,10 +42,7 @@ def test_code_for_the_cpu_is_restored_on_a_host_like_its_builders(
     compile_module(node, MODULE, "cpu95466a6c.o")
     node.commit()
     for host in "ab":
-        on_host(monkeypatch, host)
-        other = Node(tmp_path, f"other {host}")
-        other.restore()
-        assert other.tree.has(MODULE) is (host == "a")
+        assert restored_on(monkeypatch, tmp_path, host).tree.has(MODULE) is (host == "a")
 
 
 @pytest.mark.parametrize(
