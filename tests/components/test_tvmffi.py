@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,9 +152,10 @@ class Compiler:
         return self._log.exists()
 
 
-@pytest.fixture
-def compiler(tmp_path: Path) -> Compiler:
-    return Compiler(tmp_path)
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    """One for all tests, because ninja builds again what another compiler has built."""
+    return Compiler(tmp_path_factory.mktemp("compiler"))
 
 
 def start(node: Node, compiler: Compiler) -> subprocess.Popen[str]:
@@ -170,39 +172,54 @@ def load(node: Node, compiler: Compiler) -> int:
     return compiler.calls()
 
 
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory, compiler: Compiler) -> Path:
+    """A folder with what a worker at `worker` in it has built."""
+    folder = tmp_path_factory.mktemp("built")
+    node = Node(folder, "worker")
+    assert load(node, compiler) == 2
+    node.tree.root.rename(folder / "kept")
+    return folder
+
+
+@pytest.fixture
+def builder(built_once: Path) -> Iterator[Node]:
+    """That worker: ninja's files name its cache root."""
+    node = Node(built_once, "worker")
+    shutil.copytree(built_once / "kept", node.tree.root)
+    yield node
+    for folder in (node.tree.root, node.location):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class TestTheRealOne:
     pytestmark = real
 
     def test_a_module_is_built_once_for_all_workers_with_the_same_cache_root(
-        self, tmp_path: Path, layout: str, compiler: Compiler
+        self, builder: Node, compiler: Compiler
     ) -> None:
-        node = Node(tmp_path, layout=layout)
-        assert load(node, compiler) == 2
-        assert node.commit().new_files == 6
-        shutil.rmtree(node.tree.root)
-        node.restore()
-        assert load(node, compiler) == 0
-        assert node.commit().status is CommitStatus.UNCHANGED
+        assert builder.commit().new_files == 6
+        shutil.rmtree(builder.tree.root)
+        builder.restore()
+        assert load(builder, compiler) == 0
+        assert builder.commit().status is CommitStatus.UNCHANGED
 
-    def test_in_another_cache_root_it_is_built_there(self, tmp_path: Path, compiler: Compiler) -> None:
-        node, other = Node(tmp_path), Node(tmp_path, "other")
-        load(node, compiler)
-        node.commit()
-        shutil.rmtree(node.tree.root)
+    def test_in_another_cache_root_it_is_built_there(self, builder: Node, compiler: Compiler) -> None:
+        other = Node(builder.location.parent, "other")
+        builder.commit()
+        shutil.rmtree(builder.tree.root)
         other.restore()
         assert load(other, compiler) == 2
-        assert not (node.tree.root / "tvmffi").exists()
+        assert not (builder.tree.root / "tvmffi").exists()
 
     def test_on_a_host_unlike_the_builders_it_is_not_restored(
-        self, tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+        self, builder: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        node = Node(tmp_path)
-        load(node, compiler)
-        node.commit()
-        shutil.rmtree(node.tree.root)
+        builder.commit()
+        shutil.rmtree(builder.tree.root)
         on_host(monkeypatch, "b")
-        assert node.restore().files == 0
-        assert not (node.tree.root / "tvmffi").exists()
+        assert builder.restore().files == 0
+        assert not (builder.tree.root / "tvmffi").exists()
 
     def test_one_of_two_processes_builds(self, tmp_path: Path, compiler: Compiler) -> None:
         node = Node(tmp_path)

@@ -49,11 +49,18 @@ class Operation:
     """One more entry here is one more operation that every fault strikes."""
 
     name: str
-    prepare: Callable[[Path, str], Scene]
+    publish: Callable[[Path, str], None]
+    """What others have published, the same each time: it can be copied, by whoever puts it where it was made."""
+    join: Callable[[Path, str], Scene]
+    """What the worker, and those who publish meanwhile, did before the operation."""
     run: Callable[[Scene], Report]
 
     def __str__(self) -> str:
         return self.name
+
+    def prepare(self, folder: Path, layout: str) -> Scene:
+        self.publish(folder, layout)
+        return self.join(folder, layout)
 
 
 def small_kernel(tree: Tree, name: str, variant: str = "") -> None:
@@ -79,6 +86,26 @@ def add_news(tree: Tree) -> None:
     tree.timings({"one": 1.0, "two": 2.0})
 
 
+def _nothing(folder: Path, layout: str) -> None:
+    folder.mkdir(exist_ok=True)
+
+
+def _one_generation(folder: Path, layout: str) -> None:
+    publisher = _publisher(folder, layout)
+    _fill(publisher.tree)
+    publisher.commit()
+
+
+def _one_of_another_key(folder: Path, layout: str) -> None:
+    publisher = _publisher(folder, layout)
+    _fill(publisher.tree)
+    publisher.commit("other/seed")
+
+
+def _publisher(folder: Path, layout: str) -> Node:
+    return Node(folder, "publisher", layout=layout)
+
+
 def _scene(folder: Path, layout: str) -> Scene:
     return Scene(folder, layout, Tree(folder / "worker"))
 
@@ -97,23 +124,26 @@ def _with_news(folder: Path, layout: str) -> Scene:
 
 
 def published(folder: Path, layout: str) -> Scene:
-    publisher = Node(folder, "publisher", layout=layout)
-    _fill(publisher.tree)
-    publisher.commit()
+    """A worker that has nothing yet, and what there is for it."""
+    _one_generation(folder, layout)
+    return _empty(folder, layout)
+
+
+def _empty(folder: Path, layout: str) -> Scene:
     scene = _scene(folder, layout)
-    scene.published = publisher.tree
+    scene.published = _publisher(folder, layout).tree
     return scene
 
 
 def _restored(folder: Path, layout: str) -> Scene:
-    scene = published(folder, layout)
+    scene = _empty(folder, layout)
     assert scene.restore().ok
     return scene
 
 
 def _outdated(folder: Path, layout: str) -> Scene:
     scene = _restored(folder, layout)
-    publisher = Node(folder, "publisher", layout=layout)
+    publisher = _publisher(folder, layout)
     add_news(publisher.tree)
     assert publisher.commit().ok
     return scene
@@ -136,9 +166,6 @@ def _restored_with_news(folder: Path, layout: str) -> Scene:
 
 def _seeded(folder: Path, layout: str) -> Scene:
     """A root that grew from another key, whose packs hold most of what is about to be published."""
-    publisher = Node(folder, "publisher", layout=layout)
-    _fill(publisher.tree)
-    publisher.commit("other/seed")
     scene = _scene(folder, layout)
     assert kstore.restore(KEY, seed="other/seed", **scene.settings(scene.tree.root)).ok
     add_news(scene.tree)
@@ -146,13 +173,15 @@ def _seeded(folder: Path, layout: str) -> Scene:
 
 
 OPERATIONS = [
-    Operation("first commit", _cold, Scene.commit),
-    Operation("commit of news", _with_news, Scene.commit),
-    Operation("restore into an empty root", published, Scene.restore),
-    Operation("restore over an older root", _outdated, Scene.restore),
-    Operation("commit after a restore", _restored_with_news, Scene.commit),
-    Operation("commit of a seeded root", _seeded, Scene.commit),
+    Operation("first commit", _nothing, _cold, Scene.commit),
+    Operation("commit of news", _nothing, _with_news, Scene.commit),
+    Operation("restore into an empty root", _one_generation, _empty, Scene.restore),
+    Operation("restore over an older root", _one_generation, _outdated, Scene.restore),
+    Operation("commit after a restore", _one_generation, _restored_with_news, Scene.commit),
+    Operation("commit of a seeded root", _one_of_another_key, _seeded, Scene.commit),
 ]
-FOLLOWING_COMMIT = Operation("commit upon one that follows on another", _outdated_with_news, Scene.commit)
-FOLLOWING_RESTORE = Operation("restore of one that follows on another", _outdated, Scene.restore)
+FOLLOWING_COMMIT = Operation(
+    "commit upon one that follows on another", _one_generation, _outdated_with_news, Scene.commit
+)
+FOLLOWING_RESTORE = Operation("restore of one that follows on another", _one_generation, _outdated, Scene.restore)
 COMMITS = [operation for operation in OPERATIONS if operation.run is Scene.commit]

@@ -37,8 +37,10 @@ def strike_each_call(
     step: int = 1,
 ) -> None:
     wrong: list[str] = []
+    operation.publish(folder / "scene", layout)
+    published = (folder / "scene").rename(folder / "published")
     for number in count(step=step):
-        scene = operation.prepare(folder / "scene", layout)
+        scene = operation.join(shutil.copytree(published, folder / "scene"), layout)
         scene.before = portable(scene.tree)
         caplog.clear()
         with strike(number, scene.folder) as striker:

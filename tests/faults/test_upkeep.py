@@ -73,6 +73,8 @@ class Upkeep:
     name: str
     prepare: Callable[[Path, str], Scene]
     run: Callable[[Store], object]
+    step: int = 1
+    """Without --exhaustive, one call in so many is struck."""
 
     def __str__(self) -> str:
         return self.name
@@ -82,7 +84,7 @@ KEEPING = [
     Upkeep("gc that condemns", _twice_published, lambda store: store.gc(Policy(keep=1))),
     Upkeep("gc that deletes", _condemned, lambda store: store.gc(Policy(keep=1))),
     Upkeep("verify", _twice_published, lambda store: store.verify(KEY)),
-    Upkeep("repair", _damaged, lambda store: store.verify(KEY, repair=True)),
+    Upkeep("repair", _damaged, lambda store: store.verify(KEY, repair=True), step=5),
 ]
 """After these operations a worker gets what it got before."""
 CHANGING = [
@@ -92,10 +94,12 @@ CHANGING = [
 """After these operations it gets what it got before, or what it was to get."""
 
 
-def strike_each_call(upkeep: Upkeep, layout: str, folder: Path, strike: Strike, check: Callable[[Scene], None]) -> None:
+def strike_each_call(
+    upkeep: Upkeep, layout: str, folder: Path, strike: Strike, check: Callable[[Scene], None], step: int = 1
+) -> None:
     scene = upkeep.prepare(folder / "scene", layout)
     prepared = scene.folder.rename(folder / "prepared")
-    for number in count():
+    for number in count(step=step):
         shutil.copytree(prepared, scene.folder, symlinks=True)
         with strike(number, scene.folder) as striker, suppress(KstoreError):
             upkeep.run(_store(scene))
@@ -137,8 +141,11 @@ def restored(scene: Scene) -> dict[str, bytes]:
 
 @every_usual_fault
 @pytest.mark.parametrize("upkeep", KEEPING, ids=str)
-def test_workers_lose_nothing(upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path) -> None:
-    strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost)
+def test_workers_lose_nothing(
+    upkeep: Upkeep, faults: Faults, layout: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    step = 1 if pytestconfig.getoption("exhaustive") else upkeep.step
+    strike_each_call(upkeep, layout, tmp_path, of_backend(faults), nothing_is_lost, step)
 
 
 @pytest.mark.exhaustive
