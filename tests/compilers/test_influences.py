@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,15 +34,18 @@ def portable(name):
 def both():
     return [portable(name) for name in ("torch._inductor.config", "torch._functorch.config")]
 
-before, changing = both(), []
-for together in json.loads(sys.argv[1]):
-    os.environ.update(together)
-    if both() != before:
-        changing.append(together)
-    for name in together:
-        del os.environ[name]
-print(json.dumps(changing))
+before = both()
+for question in sys.stdin:
+    changing = []
+    for together in json.loads(question):
+        os.environ.update(together)
+        if both() != before:
+            changing.append(together)
+        for name in together:
+            del os.environ[name]
+    print(json.dumps(changing), flush=True)
 """
+"""Answers each line, some sets of variables, with those that change what is in torch's keys."""
 ASK_TRITON = """
 import json, os, sys
 from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -54,12 +59,36 @@ OPTIONS = {
 """They are in a kernel's key indirectly: by its options, or by the version of ptxas."""
 
 
-def ask(program: str, question: object) -> Any:
-    command = [sys.executable, "-c", program, json.dumps(question)]
+Ask = Callable[[object], Any]
+
+
+@contextmanager
+def asking(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process without variables of the user's."""
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-    done = subprocess.run(command, env=environ | PATH, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", program, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ | PATH, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def ask_torch() -> Iterator[Ask]:
+    """Asks one process, which has to import torch, one question after another."""
+    with asking(ASK_TORCH) as process:
+        assert process.stdin and process.stdout
+        answers = process.stdout
+
+        def ask(question: object) -> Any:
+            print(json.dumps(question), file=process.stdin, flush=True)
+            return json.loads(answers.readline())
+
+        yield ask
+
+
+def ask_triton(question: object) -> Any:
+    with asking(ASK_TRITON, json.dumps(question)) as process:
+        return json.loads(process.communicate(timeout=TIMEOUT)[0])
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +96,26 @@ def table() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(resources.files("kstore.environment").joinpath("influences.toml").read_text())
 
 
-def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[str]]]) -> None:
+def test_torchs_defaults_and_what_is_in_no_key(table: dict[str, dict[str, list[str]]], ask_torch: Ask) -> None:
     flags = {name: [f"TORCHINDUCTOR_{rest}" for rest in rests] for name, rests in table["inductor"].items()}
     same = dict.fromkeys(flags["on"], "1") | dict.fromkeys(flags["off"], "0")
     other = [{name: "0"} for name in flags["on"]] + [{name: "1"} for name in flags["off"]]
     harmless = {name: "2" for name in flags["harmless"] if name != "TORCHINDUCTOR_WORKER_START"}
 
-    assert ask(ASK_TORCH, [same | harmless, *other]) == other
+    assert ask_torch([same | harmless, *other]) == other
 
 
-def test_switches_of_torchs_that_bear_other_names() -> None:
+def test_switches_of_torchs_that_bear_other_names(ask_torch: Ask) -> None:
     other = [{name: "1"} for name in OFF] + [{name: "0"} for name in ON]
 
-    assert ask(ASK_TORCH, [dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"), *other]) == other
+    assert ask_torch([dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"), *other]) == other
 
 
-def test_no_variable_that_torchs_configuration_reads_is_left_out() -> None:
+def test_no_variable_that_torchs_configuration_reads_is_left_out(ask_torch: Ask) -> None:
     asked = [{name: value} for name in sorted(names_in_torch()) for value in ("0", "1")]
     told = [{name: value} for (name, value) in (item for one in asked for item in one.items()) if changes(name, value)]
 
-    assert [one for one in ask(ASK_TORCH, asked) if one not in told] == []
+    assert [one for one in ask_torch(asked) if one not in told] == []
 
 
 def changes(name: str, value: str) -> bool:
@@ -107,13 +136,13 @@ def names_in_torch() -> set[str]:
 def test_tritons_keys(table: dict[str, dict[str, list[str]]]) -> None:
     names = set(table["triton"]["keys"]) - OPTIONS - {"LLVM_PASS_PLUGIN_PATH"}  # Triton would load it
 
-    assert set(ask(ASK_TRITON, sorted(names))) == names
+    assert set(ask_triton(sorted(names))) == names
 
 
 def test_no_key_of_tritons_is_left_out(table: dict[str, dict[str, list[str]]]) -> None:
     known = {name for names in table["triton"].values() for name in names}
 
-    assert set(ask(ASK_TRITON, sorted(names_in_triton()))) - known == set()
+    assert set(ask_triton(sorted(names_in_triton()))) - known == set()
 
 
 def names_in_triton() -> set[str]:
