@@ -1,7 +1,7 @@
 """How a file gets from the store to the cache root: as a clone, a hard link, or a copy.
 
 The best way that works is found by trying, once per store and cache root. An error which says that a way cannot work
-here rules the way out; an error that concerns a single file means that this file is copied.
+here rules the way out; any other one means that this file is copied.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ _OWNER_CAN_WRITE = 0o600
 _NOT_HERE = {
     errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL, errno.EBADF,
 }  # fmt: skip
-_NOT_THIS_FILE = {
-    errno.EAGAIN, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ETXTBSY,
-    # Its blob is gone or cannot be read. If it is the target's folder that is gone, the copy fails for that.
-    errno.ENOENT, errno.ESTALE, errno.EIO,
-    errno.EMFILE, errno.ENFILE,  # A copy waits until others have closed theirs.
-}  # fmt: skip
+_NOT_AT_ALL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""A copy would not survive them either. Everything else may be the blob's trouble, and costs it a copy: it is gone, its
+server is, it has too many names or belongs to somebody else, or others have too many files open just now.
+"""
 
 
 class LinkMode(StrEnum):
@@ -67,7 +65,7 @@ class Linker:
         """Make every target; returns how each was made, `COPY` if it must be copied. Any thread may call it.
 
         Raises:
-            OSError: a target cannot be made at all (ENOSPC, EROFS, EDQUOT …).
+            OSError: a target cannot be made at all (ENOSPC, EDQUOT, EROFS).
         """
         modes = self._make(LinkMode.REFLINK, links) if self.mode is LinkMode.REFLINK else [LinkMode.COPY] * len(links)
         if self.mode is LinkMode.HARDLINK:
@@ -95,12 +93,12 @@ class Linker:
         Raises:
             OSError: no way would make the target.
         """
+        if error.errno in _NOT_AT_ALL:
+            raise error
         if error.errno in _NOT_HERE:
             self._give_up(way, error)
-        elif error.errno in _NOT_THIS_FILE:
-            self._say(f"no {way} of some files", error)
         else:
-            raise error
+            self._say(f"no {way} of some files", error)
 
     def _give_up(self, way: LinkMode, error: OSError) -> None:
         with self._lock:

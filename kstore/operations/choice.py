@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
-from kstore.errors import IntegrityError, StoreUnavailable
+from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.operations.request import Request
 from kstore.published.layers import newest_there, ref_of
 from kstore.published.ref import RefState
@@ -13,6 +16,11 @@ from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
 from kstore.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_TRIES = 8
+"""Generations that are tried where the newest cannot be read: each may cost a server's timeout."""
 
 
 class Choice(NamedTuple):
@@ -42,10 +50,39 @@ def choose(worker: Worker, request: Request) -> Choice:
 
 def _newest(worker: Worker, scope: Scope) -> Choice:
     """The newest generation that is whole."""
-    snapshot = readable(*newest_there(worker.storage, scope), scope)
+    try:
+        snapshot = readable(*newest_there(worker.storage, scope), scope)
+    except OSError as trouble:
+        snapshot = _next_best(worker, scope, trouble)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
         return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
+
+
+def _next_best(worker: Worker, scope: Scope, trouble: OSError) -> Snapshot:
+    """The newest generation, if it can be read by now, or else the last one that can, of those that it grew from.
+
+    None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason. And none is
+    older than what the cache root has.
+
+    Raises:
+        OSError: there is none.
+    """
+    storage, base = worker.storage, worker.base(worker.state.load())
+    oldest = base.ref.generation if base and base.ref.scope == scope else 0
+    newest = storage.refs.newest(scope)
+    if newest is None:
+        raise trouble
+    for generation in islice(reversed(storage.refs.generations(scope)), _TRIES):
+        with suppress(OSError, MissError, IntegrityError):
+            ref = storage.refs.get(scope, generation)
+            if newest == ref or (generation >= oldest and ref.state is RefState.LIVE and newest.grew_from(ref)):
+                snapshot = storage.snapshot(ref)
+                _ = snapshot.checked
+                if newest != ref:
+                    log.warning("passed over: the newest generation of %s cannot be read now: %s", scope, trouble)
+                return snapshot
+    raise trouble
 
 
 def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:

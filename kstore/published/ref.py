@@ -136,6 +136,11 @@ class Ref:
         named, back = self.leads_to(), self.generation - base.generation
         return 0 <= back < len(named) and named[back] != base.manifest[:_NAME_SIZE]
 
+    def grew_from(self, earlier: Ref) -> bool:
+        """Whether `earlier` led to it, commit upon commit, as far as it knows."""
+        named, back = self.leads_to(), self.generation - earlier.generation
+        return 0 < back < len(named) and named[back] == earlier.manifest[:_NAME_SIZE]
+
     def leads_to(self) -> tuple[bytes, ...]:
         """The lineage of the generation that follows on this one."""
         return (self.manifest[:_NAME_SIZE], *self.lineage)[:_NAMED]

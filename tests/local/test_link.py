@@ -73,6 +73,7 @@ def test_what_cannot_work_here_is_tried_once(
 
 OF_ONE_FILE = [
     errno.EMLINK, errno.EPERM, errno.EACCES, errno.EAGAIN, errno.ETXTBSY, errno.ENOENT, errno.ESTALE, errno.EIO,
+    errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
 ]  # fmt: skip
 
 
