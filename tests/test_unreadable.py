@@ -14,7 +14,7 @@ from kstore.blobs import BlobStore
 from kstore.errors import StoreUnavailable
 from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
-from tests.trees import Node
+from tests.trees import KEY, Node
 
 Hide = Callable[..., None]
 
@@ -83,6 +83,32 @@ def test_what_it_has_is_kept_by_commits_and_there_when_it_can_be_read_again(
     assert worker.tree.has(kernel)
 
 
+@pytest.mark.usefixtures("deltas")
+def test_of_those_that_follow_on_one_manifest_that_cannot_be_read_not_all_are_tried(
+    publisher: Node, worker: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        publisher.tree.kernel(f"more {number}")
+        publisher.commit()
+    refs = publisher.store.storage.refs
+    published = [refs.get(publisher.store.scope(KEY), number) for number in range(1, 13)]
+    base = published[-1].delta
+    assert base
+    first = next(ref.generation for ref in published if ref.manifest == base.follows)
+    asked = list[int]()
+    real = storage.read_manifest
+
+    def read(blobs: BlobStore, ref: Ref) -> bytes:
+        asked.append(ref.generation)
+        if base.follows in ref.stored:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(blobs, ref)
+
+    monkeypatch.setattr(storage, "read_manifest", read)
+    assert worker.restore().generation == first - 1
+    assert asked == [12, 12, 11, first - 1]
+
+
 def test_the_worker_gets_the_newest_once_it_can_be_read(publisher: Node, worker: Node, hide: Hide) -> None:
     hide(2)
     worker.restore()
@@ -105,7 +131,7 @@ def test_a_root_does_not_go_back(publisher: Node, worker: Node, hide: Hide) -> N
 
 
 def test_what_was_rolled_back_is_not_restored(publisher: Node, worker: Node, hide: Hide) -> None:
-    publisher.store.rollback("model/v1")
+    publisher.store.rollback(KEY)
     hide(3)
     with pytest.raises(StoreUnavailable):
         worker.restore()
@@ -113,7 +139,7 @@ def test_what_was_rolled_back_is_not_restored(publisher: Node, worker: Node, hid
 
 @pytest.mark.parametrize("verb", ["forget", "quarantine"])
 def test_what_was_withdrawn_is_not_restored(publisher: Node, worker: Node, hide: Hide, verb: str) -> None:
-    assert getattr(publisher.store, verb)("model/v1")
+    assert getattr(publisher.store, verb)(KEY)
     publisher.tree.kernel("three")
     assert publisher.commit().generation == 4
     hide(4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -11,7 +13,8 @@ from typing import NamedTuple
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.operations.request import Request
 from kstore.published.layers import newest_there, ref_of
-from kstore.published.ref import RefState
+from kstore.published.ref import Ref, RefState
+from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreStatus
 from kstore.scope import Scope
@@ -19,8 +22,10 @@ from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_TRIES = 8
-"""Generations that are tried where the newest cannot be read: each may cost a server's timeout."""
+_GENERATIONS, _TRIES = 16, 2
+"""Generations that are tried where the newest cannot be read, and how many of those that follow on one manifest: each
+may cost a server's timeout.
+"""
 
 
 class Choice(NamedTuple):
@@ -62,27 +67,39 @@ def _newest(worker: Worker, scope: Scope) -> Choice:
 def _next_best(worker: Worker, scope: Scope, trouble: OSError) -> Snapshot:
     """The newest generation, if it can be read by now, or else the last one that can, of those that it grew from.
 
-    None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason. And none is
-    older than what the cache root has.
+    None is older than what the cache root has.
 
     Raises:
         OSError: there is none.
     """
     storage, base = worker.storage, worker.base(worker.state.load())
     oldest = base.ref.generation if base and base.ref.scope == scope else 0
-    newest = storage.refs.newest(scope)
-    if newest is None:
-        raise trouble
-    for generation in islice(reversed(storage.refs.generations(scope)), _TRIES):
-        with suppress(OSError, MissError, IntegrityError):
-            ref = storage.refs.get(scope, generation)
-            if newest == ref or (generation >= oldest and ref.state is RefState.LIVE and newest.grew_from(ref)):
-                snapshot = storage.snapshot(ref)
-                _ = snapshot.checked
-                if newest != ref:
-                    log.warning("passed over: the newest generation of %s cannot be read now: %s", scope, trouble)
-                return snapshot
+    tried = Counter[bytes]()
+    for ref in _newest_and_ancestors(storage.refs, scope):
+        whole = ref.delta.follows if ref.delta else ref.manifest
+        if ref.generation < oldest or tried[whole] == _TRIES:
+            continue
+        tried[whole] += 1
+        with suppress(OSError, IntegrityError):
+            snapshot = storage.snapshot(ref)
+            _ = snapshot.checked
+            if tried.total() > 1:
+                log.warning("passed over: the newest generation of %s cannot be read now: %s", scope, trouble)
+            return snapshot
     raise trouble
+
+
+def _newest_and_ancestors(refs: Refs, scope: Scope) -> Iterator[Ref]:
+    """The newest generation, and then those that it grew from, the last one first.
+
+    None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason.
+    """
+    newest = refs.newest(scope)
+    for generation in islice(reversed(refs.generations(scope)), _GENERATIONS):
+        with suppress(OSError, MissError, IntegrityError):
+            ref = refs.get(scope, generation)
+            if ref == newest or (newest and ref.state is RefState.LIVE and newest.grew_from(ref)):
+                yield ref
 
 
 def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:
