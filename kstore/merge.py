@@ -26,10 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from kstore.published.manifest import Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import GROUP, MERGE, SLOT, Files, folders_of, parents_of, unit_of
 
 MAX_VARIANTS = 8
-_GROUP, _SLOT, _MERGE = int(Flag.GROUP), int(Flag.SLOT), int(Flag.MERGE)
 
 Declined = Mapping[str, bytes]
 """Path → digest of what ours offered and did not get in, or `NOT_TAKEN`."""
@@ -81,7 +80,7 @@ def never_had(published: Files, ours: Files) -> dict[str, bytes]:
     """What is merged by meaning and ours lacks. If ours has such a file at the next merge, it was made without the
     published one, and the two must be joined.
     """
-    return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & _MERGE and path not in ours}
+    return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & MERGE and path not in ours}
 
 
 def still_declined(declined: Declined, base: Files, theirs: Files, ours: Files) -> dict[str, bytes]:
@@ -116,7 +115,7 @@ def _take_new(merged: Merged, ours: Files) -> None:
     """Where nothing was, nothing is published and nothing was declined, all is new, in a group or not."""
     slots: dict[str, list[str]] = defaultdict(list)
     for path, entry in ours.items():
-        if entry.flags & _SLOT:
+        if entry.flags & SLOT:
             slots[unit_of(path, entry)].append(path)
     in_slots = set(chain.from_iterable(slots.values()))
     merged.files.update(((path, entry) for path, entry in ours.items() if path not in in_slots) if in_slots else ours)
@@ -129,14 +128,14 @@ def _merge_changed(
 ) -> None:
     groups: dict[str, list[str]] = defaultdict(list)
     slots: dict[str, list[str]] = defaultdict(list)
-    around = _groups_around(theirs, [path for path in changed if not ours[path].flags & _GROUP])
+    around = _groups_around(theirs, [path for path in changed if not ours[path].flags & GROUP])
     for path in changed:
         flags = ours[path].flags
-        if flags & _GROUP:
+        if flags & GROUP:
             groups[unit_of(path, ours[path])].append(path)
         elif path in around:
             groups[around[path]].append(path)
-        elif flags & _SLOT:
+        elif flags & SLOT:
             slots[unit_of(path, ours[path])].append(path)
         else:
             _merge_file(merged, base, theirs, ours, path, path in declined)
@@ -151,7 +150,7 @@ def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
     """Published groups that these files of ours are in, though ours has them in none."""
     folders = {folder for path in paths for folder in parents_of(path)}
     tops = tuple(f"{folder}/" for folder in folders if "/" not in folder)
-    grouped = (path for path, entry in theirs.items() if entry.flags & _GROUP and path.startswith(tops))
+    grouped = (path for path, entry in theirs.items() if entry.flags & GROUP and path.startswith(tops))
     groups = folders & {unit_of(path, theirs[path]) for path in grouped}
     both = ((path, next((folder for folder in parents_of(path) if folder in groups), "")) for path in paths)
     return {path: group for path, group in both if group}
@@ -161,7 +160,7 @@ def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: s
     """`was_declined` says that ours was never base's file: what base has and ours lacks was not taken out by ours."""
     published = theirs.get(path)
     is_base = published is None or published.digest == _digest(base, path)
-    if published and published.flags & ours[path].flags & _MERGE:
+    if published and published.flags & ours[path].flags & MERGE:
         merged.to_merge.append(path)
         if is_base and not was_declined:
             merged.prevailing.add(path)

@@ -23,15 +23,13 @@ from kstore.local.unread import Offer
 from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.progress import Progress
 from kstore.published.layers import base_of
-from kstore.published.manifest import Entry, Files, Flag, Manifest
+from kstore.published.manifest import RELOCATE, Entry, Files, Manifest
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
     from kstore.blobs import Layout
     from kstore.storage import Storage
-
-_RELOCATE = int(Flag.RELOCATE)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Worker:
         component, _, relative = path.partition("/")
         try:
             data = read_whole(self.root.local_path(path))
-            if entry.flags & _RELOCATE:
+            if entry.flags & RELOCATE:
                 method = method_of(self.table, "relocate", path) or ""
                 data = to_stored(method, data, relative, self.root.folders[component]).data
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

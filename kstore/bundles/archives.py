@@ -22,7 +22,7 @@ from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.local.relocate import to_local
 from kstore.published.leaning import check_supported, fetch_many
-from kstore.published.manifest import Entry, Flag, Manifest, sizes_of
+from kstore.published.manifest import RELOCATE, Entry, Manifest, sizes_of
 from kstore.published.ref import Ref
 from kstore.report import Count, Written
 from kstore.similarity import by_similarity
@@ -31,7 +31,6 @@ from kstore.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_RELOCATE = int(Flag.RELOCATE)
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
 _FIRST_IN_ZIP, _LAST_IN_ZIP = 315532800, 4354819198
@@ -143,7 +142,7 @@ def _read(files: list[tuple[str, Entry]], under: str, fetch: Fetch) -> Iterator[
         data = next(blobs)[1]
         component, _, relative = path.partition("/")
         folder = _folder_of(component)
-        content = to_local(bytes(data), f"{under}/{folder}") if entry.flags & _RELOCATE else data
+        content = to_local(bytes(data), f"{under}/{folder}") if entry.flags & RELOCATE else data
         seconds = max(entry.mtime_ns, 0) // 1_000_000_000
         yield _File(f"{folder}/{relative}", memoryview(content), entry.mode & _PERMISSIONS, seconds)
         del data, content  # or a large blob would be held while the next one is fetched

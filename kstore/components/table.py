@@ -16,7 +16,7 @@ from kstore.digest import digest_of
 from kstore.errors import UsageError
 from kstore.lazy import cached_property
 from kstore.packaged import read_packaged
-from kstore.published.manifest import NEVER_LINKED, Flag
+from kstore.published.manifest import GROUP, HOST, LINK, MERGE, MTIME, NEVER_LINKED, RELOCATE, SLOT
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
@@ -27,15 +27,12 @@ _RULES = (
 )  # fmt: skip
 _NAMED_RULES = ("merge", "relocate", "lock", "waits")
 _UNSAID = {"complete": ("*",)}
-# Plain ints: an operation on an enum costs a microsecond, and a tree has ten thousand files.
-_LINK = int(Flag.LINK)
 _MUTABLE, _LOCK, _UNUSUAL, _STREAM = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 """Flags beside those of manifests."""
 _OWN = _MUTABLE | _LOCK | _UNUSUAL | _STREAM
 _FLAGS = (
-    ("immutable", _LINK), ("host_bound", int(Flag.HOST)), ("mtime", int(Flag.MTIME)), ("merge", int(Flag.MERGE)),
-    ("relocate", int(Flag.RELOCATE)), ("mutable", _MUTABLE), ("lock", _LOCK),
-    ("ignore", _UNUSUAL), ("busy", _UNUSUAL), ("stream", _STREAM),
+    ("immutable", LINK), ("host_bound", HOST), ("mtime", MTIME), ("merge", MERGE), ("relocate", RELOCATE),
+    ("mutable", _MUTABLE), ("lock", _LOCK), ("ignore", _UNUSUAL), ("busy", _UNUSUAL), ("stream", _STREAM),
 )  # fmt: skip
 _ANY_FOLDERS = r"(?>(?:.*/(?=[^/]+/?\Z))?)"
 """Everything but the last part of a path. There is only one way to match that, so nothing is tried twice."""
@@ -141,7 +138,7 @@ class Kinds:
         for (_, flag), group in zip(chain.from_iterable(self._parts.values()), groups, strict=True):
             flags |= flag if group is not None else 0
         if flags & (NEVER_LINKED | _MUTABLE):
-            flags &= ~_LINK
+            flags &= ~LINK
         has_lock, is_unusual, is_stream = bool(flags & _LOCK), bool(flags & _UNUSUAL), bool(flags & _STREAM)
         return Kind(flags & ~_OWN, depth + 1 if unit else 0, has_lock, is_unusual, is_stream)
 
@@ -192,8 +189,8 @@ class Component:
     def unit(self, folder: str) -> int:
         """Whether a folder, given with a final "/", is a group (`Flag.GROUP`), a slot (`Flag.SLOT`) or neither (0)."""
         if self.rules["group"].matches(folder):
-            return int(Flag.GROUP)
-        return int(Flag.SLOT) if self.rules["slot"].matches(folder) else 0
+            return GROUP
+        return SLOT if self.rules["slot"].matches(folder) else 0
 
     def is_busy(self, path: str) -> bool:
         """Whether something in a group shows that the group is being written; folders are given with a final "/"."""

@@ -24,12 +24,11 @@ from kstore.hits.lastrun import LastRun, last_run
 from kstore.hits.report import Usage, UsageReport
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.local.lastrestore import Restored
-from kstore.published.manifest import Entry, Files, Flag, group_of
+from kstore.published.manifest import GROUP, LINK, SLOT, Entry, Files, group_of
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from kstore.store import Store
 from kstore.worker import Worker
 
-_GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _DAY = 24 * 3600 * 10**9
 _COUNTED = "inductor"
 """The component that torch's counters are about."""
@@ -102,7 +101,7 @@ class _Evidence:
         if component in self._blind:
             return self._cannot_tell(NO_ACCESS_TIMES)
         # A scan recognizes by their times the files that are never changed in place, and reads the others.
-        silent = [path for path in paths if self._run.old[path].flags & _LINK]
+        silent = [path for path in paths if self._run.old[path].flags & LINK]
         if not silent:
             return self._cannot_tell(CHANGED_IN_PLACE)
         answers = [self._file_was_read(path) for path in silent]
@@ -148,8 +147,8 @@ def _is_of_entry(path: str, entry: Entry) -> bool:
     """Whether a file is part of an entry. A serving engine has models beside the graphs that they were made from, and
     then asks only for the models.
     """
-    is_model = entry.flags & _LINK and kind_of(path) is Kind.COMPILED_MODEL
-    return bool(entry.flags & (_GROUP | _SLOT) or is_model)
+    is_model = entry.flags & LINK and kind_of(path) is Kind.COMPILED_MODEL
+    return bool(entry.flags & (GROUP | SLOT) or is_model)
 
 
 def _is_blind(worker: Worker, restored: Restored, folder: str) -> bool:

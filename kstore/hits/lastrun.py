@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from kstore.blobs.loose import bears_stamp
 from kstore.hits.report import DRIVER
 from kstore.local.lastrestore import Restored
-from kstore.published.manifest import Entry, Files, Flag
+from kstore.published.manifest import HOST, LINK, SLOT, Entry, Files
 from kstore.worker import Worker
 
-_SLOT = int(Flag.SLOT)
-_BUILT = int(Flag.LINK | Flag.HOST)
+_BUILT = LINK | HOST
 """Files that use alone never changes: one that is written was compiled anew."""
 _PATIENCE = 10.0
 """Seconds: a report is not worth more of a job's time while somebody else holds the cache root."""
@@ -84,7 +83,7 @@ def _is_copied(entry: Entry, restored: Entry | None) -> bool:
     """Whether a graph is the one that was restored, whoever wrote it since: compilers give it different bytes each
     time, so equal bytes were copied, as by `torch.compiler.load_cache_artifacts`.
     """
-    return restored is not None and bool(restored.flags & _SLOT) and entry.digest == restored.digest
+    return restored is not None and bool(restored.flags & SLOT) and entry.digest == restored.digest
 
 
 def _was_written_after(file: str, stored: Entry | None, ended_ns: int) -> bool:

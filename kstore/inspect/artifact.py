@@ -12,7 +12,7 @@ from kstore.inspect.contents import read_contents
 from kstore.inspect.items import Artifact, items_of
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side
-from kstore.published.manifest import Flag
+from kstore.published.manifest import BELOW
 
 MAX_COMPARED = 8 << 20
 """Bytes: a larger text is not compared line by line."""
@@ -58,7 +58,7 @@ def read_artifact(side: Side, artifact: Artifact) -> bytes:
     """
     for _, data in side.fetch({artifact.entry.digest: artifact.entry.size}):
         return data
-    if artifact.entry.flags & Flag.BELOW:
+    if artifact.entry.flags & BELOW:
         raise MissError(
             f"{artifact.path} of {side.label} is in no store here: a store below had it; "
             f"`kstore show {side.scope.key}` names that store"

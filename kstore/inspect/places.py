@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kstore.inspect.items import Artifact
-from kstore.published.manifest import Flag
+from kstore.published.manifest import BELOW
 from kstore.storage import reporting_trouble
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def places_of(storage: Storage, ref: Ref, artifacts: Iterable[Artifact]) -> Iter
             elif holder.blobs.loose.has(entry.digest, entry.size):
                 yield artifact, Place.LOOSE
             else:
-                yield artifact, Place.BELOW if entry.flags & Flag.BELOW else Place.NOWHERE
+                yield artifact, Place.BELOW if entry.flags & BELOW else Place.NOWHERE

@@ -10,7 +10,7 @@ from kstore.errors import MissError
 from kstore.inspect.items import Artifact
 from kstore.local.untouched import UNMARKED
 from kstore.published.leaning import fetch_many
-from kstore.published.manifest import Files, Flag, Manifest
+from kstore.published.manifest import HOST, Files, Manifest
 from kstore.scope import Scope
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def local_side(store: Store, scope: Scope, *, ask_host: bool) -> Side:
     state.index.folders.clear()
     found = worker.scan(replace(state, untouched=UNMARKED))
     files = found.files
-    bound = {path for path, entry in files.items() if entry.flags & Flag.HOST}
+    bound = {path for path, entry in files.items() if entry.flags & HOST}
     host = worker.host.fingerprint if bound or ask_host else ""
     artifacts = tuple(Artifact(path, host if path in bound else "", entry) for path, entry in files.items())
     facts = _local_facts(worker, host)

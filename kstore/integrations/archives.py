@@ -25,7 +25,7 @@ from kstore.integrations.members import DAMAGED, MAX_READ, Member, members
 from kstore.integrations.unpacked import CLASHES, temporary_root
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
-from kstore.published.manifest import Flag
+from kstore.published.manifest import HOST
 from kstore.published.ref import RefState
 from kstore.report import CommitReport, CommitStatus
 from kstore.settings import Mode
@@ -35,7 +35,6 @@ from kstore.worker import Worker
 if TYPE_CHECKING:
     from kstore.store import Store
 
-_HOST = int(Flag.HOST)
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
 _KERNELS = "triton-of-devices"
@@ -157,7 +156,7 @@ class _Unpacking:
             return
         if not member.is_file:
             self._leave(f"{name}/{path}", "it is not a regular file")
-        elif component.kind(path, 0, 0).flags & _HOST:
+        elif component.kind(path, 0, 0).flags & HOST:
             self._leave(f"{name}/{path}", "nobody knows which host it was built on")
         else:
             _write(member, target)

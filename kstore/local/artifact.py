@@ -19,10 +19,9 @@ from kstore.local.finished import (
 from kstore.local.index import Known
 from kstore.local.reading import Content, read_finished
 from kstore.local.relocate import to_stored
-from kstore.published.manifest import NEVER_IN_PLACE, Entry, Flag
+from kstore.published.manifest import HOST, LINK, MERGE, NEVER_IN_PLACE, RELOCATE, Entry
 
-_HOST, _LINK, _MERGE, _RELOCATE = int(Flag.HOST), int(Flag.LINK), int(Flag.MERGE), int(Flag.RELOCATE)
-_LOOKED_AT = _HOST | _MERGE | _RELOCATE
+_LOOKED_AT = HOST | MERGE | RELOCATE
 _EXECUTABLE = 0o111
 _MODES = tuple(range(0o1000))
 """One number in memory for each mode, however many files have it."""
@@ -54,13 +53,13 @@ def read_artifact(component: Component, folder: str, relative: str, kind: Kind, 
     content = content or read_finished(f"{folder}/{relative}")
     if not content.data and kind.flags in NEVER_IN_PLACE:
         raise Unfinished("it is empty")
-    if kind.flags & _HOST and relative.endswith(_OBJECT_FILES):
+    if kind.flags & HOST and relative.endswith(_OBJECT_FILES):
         check_whole_object(content.data)
     if kind.is_stream:
         check_whole_stream(content.data)
-    if kind.flags & _MERGE:
+    if kind.flags & MERGE:
         check_whole_text(component.method("merge", relative) or "", content.data)
-    if not kind.flags & _RELOCATE:
+    if not kind.flags & RELOCATE:
         return Artifact(content)
     try:
         stored = to_stored(component.method("relocate", relative) or "", content.data, relative, folder)
@@ -86,7 +85,7 @@ def known_of(
     _, modes, sizes, times, _, inodes = zip(*statuses, strict=True)
     modes = tuple(_MODES[mode & 0o777] for mode in modes)
     # The mode belongs to the inode, and a blob's is read-only for all: what is executable is copied.
-    flags = (kind.flags & ~_LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
+    flags = (kind.flags & ~LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
     # Most are stored as the file is: both sizes are then one number in memory.
     both = zip(stored, sizes, strict=True)
     stored_sizes = (size if data is None or len(data) == size else len(data) for data, size in both)

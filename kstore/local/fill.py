@@ -25,7 +25,7 @@ from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Placed
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import Files, Flag
+from kstore.published.manifest import LINK, Files
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ _FOLDER_COUNT = 128
 """Folders that are made before the threads that wait for them are told."""
 _WAITING = 2 * THREADS
 """Parts that are being copied or wait for a thread: what is known about each is in memory."""
-_LINK = int(Flag.LINK)
 
 
 class Source(NamedTuple):
@@ -100,7 +99,7 @@ class Filler:
 
     def take_begun(self, linking: Sequence[Future[Placed]], source: Source, packs: Sequence[str]) -> None:
         """Take what is being linked already, and meanwhile copy what is never linked. No other file is brought."""
-        unlinked = {path: entry for path, entry in self._wanted.items() if not entry.flags & _LINK}
+        unlinked = {path: entry for path, entry in self._wanted.items() if not entry.flags & LINK}
         self._copy_while(linking, unlinked, source.blobs, packs)
 
     def take(self, among: Files, source: Source, packs: Sequence[str]) -> None:
@@ -135,11 +134,11 @@ class Filler:
     ) -> tuple[Files, Sequence[Future[Placed]]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
         packed = source.blobs.digests_in(packs)
-        loose = [path for path, e in among.items() if e.flags & _LINK and e.digest not in packed]
+        loose = [path for path, e in among.items() if e.flags & LINK and e.digest not in packed]
         folder = source.blobs.loose.folder
         if not loose or folder is None:
             return among, []
-        others = {path: e for path, e in among.items() if not e.flags & _LINK or e.digest in packed}
+        others = {path: e for path, e in among.items() if not e.flags & LINK or e.digest in packed}
         # The first one finds out which way works.
         self.placed.add(self._link(source.linker, folder, loose[:1]))
         if source.linker.mode is LinkMode.COPY:

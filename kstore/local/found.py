@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
 from kstore.local.index import Index, Known, KnownFolder, is_settled
-from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag
+from kstore.published.manifest import HOST, NEVER_IN_PLACE, Files
 
 BEING_WRITTEN = "it is being written"
-_HOST = int(Flag.HOST)
 
 
 class Place(NamedTuple):
@@ -95,9 +94,9 @@ class Found:
 
     def mark_host_bound(self) -> None:
         """If one file is host-bound, the whole group is: it is restored whole or not at all."""
-        if any(known.entry.flags & _HOST for known in self.known.values()):
+        if any(known.entry.flags & HOST for known in self.known.values()):
             for path, known in self.known.items():
-                self.known[path] = known._replace(entry=known.entry._replace(flags=known.entry.flags | _HOST))
+                self.known[path] = known._replace(entry=known.entry._replace(flags=known.entry.flags | HOST))
 
     def add(self, other: Found) -> None:
         """Take over what another part of the scan found."""

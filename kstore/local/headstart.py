@@ -27,7 +27,7 @@ from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.placed import Placed
 from kstore.local.stages import find_elsewhere
 from kstore.local.state import StateFolder
-from kstore.published.manifest import Flag, Seen, unpack_entries, with_parents
+from kstore.published.manifest import BELOW, LINK, Seen, unpack_entries, with_parents
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import stay_below
@@ -35,7 +35,6 @@ from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
-_LINK, _BELOW = int(Flag.LINK), int(Flag.BELOW)
 _PROBE = "probe"
 """No component has that name."""
 _WORTHWHILE = 500
@@ -102,14 +101,14 @@ class Begun:
         if way is LinkMode.COPY:
             return Placed()
         errors = link_rows(
-            paths, records, folder, self.stage, needed=_LINK, refused=_BELOW, clones=way is LinkMode.REFLINK
+            paths, records, folder, self.stage, needed=LINK, refused=BELOW, clones=way is LinkMode.REFLINK
         )
         made = set(compress(paths, map(not_, errors)))
         return Placed(made, modes=Counter({way: len(made)}))
 
     def _find_way(self, folder: str, records: bytes) -> LinkMode:
         """Which way works, tried with the first blobs that may be linked; `COPY` if none of these can be."""
-        linkable = (entry for entry in unpack_entries(memoryview(records)) if entry.flags & (_LINK | _BELOW) == _LINK)
+        linkable = (entry for entry in unpack_entries(memoryview(records)) if entry.flags & (LINK | BELOW) == LINK)
         target = f"{self.stage}/{_PROBE}"
         for entry in islice(linkable, _MOST_TRIED):
             (way,) = self.linker.link_many([Link(blob_path(folder, entry.digest), target, entry)])

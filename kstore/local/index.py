@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kstore.calls import Status
 from kstore.errors import IntegrityError, described
-from kstore.published.manifest import ENTRY_SIZE, Entry, Flag, pack_entries, unpack_entries
+from kstore.published.manifest import BELOW, ENTRY_SIZE, Entry, pack_entries, unpack_entries
 
 _MAGIC = b"kstore index 3\n"
 _COUNTS = struct.Struct("<2Q")
@@ -25,7 +25,6 @@ _STATUS = struct.Struct("<QQ")
 _FOLDER = struct.Struct("<qqII")
 _ENTRY, _LOOK = attrgetter("entry"), attrgetter("size", "inode")
 _END = "\0"
-_BELOW = int(Flag.BELOW)
 _SOME = 4096
 """How many records or names are written at once."""
 _TICK_NS = 100_000_000
@@ -43,7 +42,7 @@ class Known(NamedTuple):
     @classmethod
     def placed(cls, entry: Entry, status: Status) -> Known:
         """A file that was made of this entry's blob. Which store had that says nothing about what a commit finds."""
-        return cls(entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~_BELOW), status.size, status.inode)
+        return cls(entry._replace(mtime_ns=status.mtime_ns, flags=entry.flags & ~BELOW), status.size, status.inode)
 
     def still_is(self, found: Status) -> bool:
         """Whether the file has not been touched since."""

@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Callable, Collection
 
 from kstore.folders import make_folder
-from kstore.published.manifest import Files, Flag, group_of
+from kstore.published.manifest import GROUP, Files, group_of
 
-_GROUP = int(Flag.GROUP)
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
 _WRITTEN = "it was written while this was restored"
@@ -132,7 +131,7 @@ class Mover:
         source, target = self._staged(path), self._local(path)
         names = os.listdir(source)
         members = [self._files.get(f"{path}/{name}") for name in names]
-        is_group = any(entry.flags & _GROUP for entry in members if entry)
+        is_group = any(entry.flags & GROUP for entry in members if entry)
         if is_group or os.path.islink(target) or not os.path.isdir(target):
             self.occupied[path] = _TAKEN
             return

@@ -14,9 +14,7 @@ from kstore.blobs.loose import bears_stamp
 from kstore.calls import Status
 from kstore.local.index import Index, Known, KnownFolder
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import Entry, Files, Flag, is_list
-
-_LINK = int(Flag.LINK)
+from kstore.published.manifest import LINK, Entry, Files, is_list
 
 
 class Unchanged(NamedTuple):
@@ -58,5 +56,5 @@ class Remembered:
 
 def _restored(entry: Entry, status: Status) -> Known | None:
     """A file that a restore made of this entry's blob and nobody has changed: its time bears the digest's stamp."""
-    is_same = entry.flags & _LINK and entry.size == status.size and bears_stamp(status.mtime_ns, entry.digest)
+    is_same = entry.flags & LINK and entry.size == status.size and bears_stamp(status.mtime_ns, entry.digest)
     return Known.placed(entry, status) if is_same else None

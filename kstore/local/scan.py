@@ -27,11 +27,10 @@ from kstore.local.index import Index, KnownFolder, is_settled
 from kstore.local.remembered import Remembered, Unchanged
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, Files, Flag, is_list, with_parents
+from kstore.published.manifest import DEEPEST, GROUP, Files, is_list, with_parents
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
-_GROUP = int(Flag.GROUP)
 _UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
 _NOTHING_PLACED = Untouched()
 
@@ -244,7 +243,7 @@ class _Walk:
 
     def _enter(self, place: Place, part: _Part, take: Callable[[_Part], None]) -> None:
         """Take a folder and everything below it; a group becomes a part of its own."""
-        if place.unit == _GROUP and place.path.count("/") == place.depth:
+        if place.unit == GROUP and place.path.count("/") == place.depth:
             self._group(place, take)
         else:
             take(part)

@@ -17,13 +17,12 @@ from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import Files, Flag, folders_of, parents_of, unit_of
+from kstore.published.manifest import BELOW, GROUP, Files, folders_of, parents_of, unit_of
 from kstore.threads import Pool
 
 _SECOND = 1_000_000_000
 _TICK_NS = 10_000_000
 """A file's time may be finer than the clock, and so later than now by up to one tick."""
-_GROUP, _BELOW = int(Flag.GROUP), int(Flag.BELOW)
 
 
 class Staging:
@@ -82,7 +81,7 @@ class Staging:
         with Pool(1) as maker, Pool(THREADS) as pool:
             folders = FoldersBeingMade(self._missing, self.staged, self._making, maker)
             filler = Filler(self._wanted, self.staged, self._writer, folders, pool, progress)
-            below = {path: entry for path, entry in self._wanted.items() if entry.flags & _BELOW}
+            below = {path: entry for path, entry in self._wanted.items() if entry.flags & BELOW}
             for source in others() if below else ():
                 filler.take(below, source, source.blobs.packs_listed())
             if self._linking and filler.lacks_any:
@@ -103,7 +102,7 @@ class Staging:
             return
         missing = self._wanted.keys() - placed.paths
         placed.missed = {self._wanted[path].digest for path in missing}
-        units = {unit_of(path, self._wanted[path]) for path in missing if self._wanted[path].flags & _GROUP}
+        units = {unit_of(path, self._wanted[path]) for path in missing if self._wanted[path].flags & GROUP}
         folders = {parent for path in missing for parent in parents_of(path)}
         for path in sorted(missing):
             placed.skipped.append(Skipped(path, f"blob {self._wanted[path].digest.hex()} is missing or damaged"))

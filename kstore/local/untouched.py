@@ -18,10 +18,9 @@ from typing import NamedTuple
 from kstore.calls import Status, utime_each
 from kstore.lazy import cached_property
 from kstore.local.index import Known, KnownFolder
-from kstore.published.manifest import NEVER_IN_PLACE, Files, Flag, parents_of
+from kstore.published.manifest import BELOW, NEVER_IN_PLACE, Files, parents_of
 from kstore.threads import submit
 
-_BELOW = int(Flag.BELOW)
 _SECOND = 1_000_000_000
 
 
@@ -75,8 +74,8 @@ class Untouched:
     def known(self, path: str) -> Known:
         """One of the placed files. Its inode was not asked for: it is looked at if something beside it has changed."""
         entry = self._files()[path]
-        if entry.flags & _BELOW:  # which store had its blob says nothing about what a commit finds
-            entry = entry._replace(flags=entry.flags & ~_BELOW)
+        if entry.flags & BELOW:  # which store had its blob says nothing about what a commit finds
+            entry = entry._replace(flags=entry.flags & ~BELOW)
         return Known(entry, entry.size, 0)
 
     @cached_property

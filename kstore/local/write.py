@@ -17,12 +17,11 @@ from kstore.local.index import Known
 from kstore.local.link import LinkMode, local_mode
 from kstore.local.placed import Placed
 from kstore.local.relocate import to_local
-from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, pack_entries
+from kstore.published.manifest import LINK, MTIME, NEVER_IN_PLACE, RELOCATE, Entry, Files, pack_entries
 
 _COUNT = 512 if IS_COMPILED else 128
 """Files that are written in one go. If the calls are not compiled, all of them are open at once."""
 _SECOND = 1_000_000_000
-_LINK, _MTIME, _RELOCATE = int(Flag.LINK), int(Flag.MTIME), int(Flag.RELOCATE)
 
 Content = tuple[str, memoryview]
 """An artifact's path, and what its blob holds."""
@@ -58,7 +57,7 @@ class Writer:
     def _write_rows(self, stage: str, contents: Sequence[Content]) -> Sequence[Content]:
         """Write what is never changed in place: its blob's bytes. Returns the rest, and what could not be made so."""
         wanted, stages = self._wanted, self._stages
-        chosen = [wanted[path].flags & _LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
+        chosen = [wanted[path].flags & LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
         rows = [*compress(contents, chosen)]
         if not rows:
             return contents
@@ -72,7 +71,7 @@ class Writer:
         paths = [path for path, _ in contents]
         entries = [self._wanted[path] for path in paths]
         written = (
-            self._local_form(path.partition("/")[0], data) if entry.flags & _RELOCATE else data
+            self._local_form(path.partition("/")[0], data) if entry.flags & RELOCATE else data
             for (path, data), entry in zip(contents, entries, strict=True)
         )
         columns = zip(map(self._staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
@@ -81,17 +80,17 @@ class Writer:
     def _local_form(self, component: str, data: memoryview) -> bytes:
         def coming(path: str) -> bytes | None:
             entry = self._wanted.get(f"{component}/{path}")
-            return entry.digest if entry and not entry.flags & _RELOCATE else None
+            return entry.digest if entry and not entry.flags & RELOCATE else None
 
         return to_local(bytes(data), self._root.folders[component], coming)
 
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
         """The modification times that the files get, in nanoseconds; None for now."""
         for entry, stamp in zip(entries, stamps(entry.digest for entry in entries), strict=True):
-            if entry.flags & _LINK or not entry.flags & (_MTIME | _RELOCATE):
+            if entry.flags & LINK or not entry.flags & (MTIME | RELOCATE):
                 yield self._second + stamp
             else:
-                yield entry.mtime_ns if entry.flags & _MTIME else None
+                yield entry.mtime_ns if entry.flags & MTIME else None
 
     def _known(self, paths: Sequence[str]) -> dict[str, Known]:
         """The files among these that may be changed in place, for the index."""

@@ -19,11 +19,10 @@ from kstore.files import read_whole
 from kstore.local.relocate import to_local
 from kstore.local.state import State
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import NEVER_IN_PLACE, Entry, Files, Flag, unit_of
+from kstore.published.manifest import LINK, NEVER_IN_PLACE, RELOCATE, Entry, Files, unit_of
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
 
-_LINK, _RELOCATE = int(Flag.LINK), int(Flag.RELOCATE)
 _EXECUTABLE = 0o111
 
 
@@ -67,7 +66,7 @@ class _Placed:
         with suppress(OSError, MemoryError):  # A file that is missing, or just cannot be read, is not altered.
             stored = self._worker.read_stored(path, entry)
             if stored is not None:
-                return bool(entry.flags & _RELOCATE) and self._names_other_paths(path, stored)
+                return bool(entry.flags & RELOCATE) and self._names_other_paths(path, stored)
             read_whole(self._worker.root.local_path(path))
             return self._was_placed(path, entry)
         return False
@@ -80,7 +79,7 @@ class _Placed:
     def _was_placed(self, path: str, entry: Entry) -> bool:
         """To be asked after the file was read: a compiler may have replaced it meanwhile."""
         found = Status.of(os.lstat(self._worker.root.local_path(path)))
-        if entry.flags & _LINK and found.size == entry.size and bears_stamp(found.mtime_ns, entry.digest):
+        if entry.flags & LINK and found.size == entry.size and bears_stamp(found.mtime_ns, entry.digest):
             return True
         known = self._index.files.get(path)
         if known and known.entry.digest == entry.digest and known.still_is(found):
@@ -97,6 +96,6 @@ def _fixed(worker: Worker, path: str, entry: Entry) -> Entry:
     lost that flag, because it must be copied.
     """
     component, _, relative = path.partition("/")
-    if entry.mode & _EXECUTABLE and worker.table[component].kind(relative, 0, 0).flags & _LINK:
-        return entry._replace(flags=entry.flags | _LINK)
+    if entry.mode & _EXECUTABLE and worker.table[component].kind(relative, 0, 0).flags & LINK:
+        return entry._replace(flags=entry.flags | LINK)
     return entry

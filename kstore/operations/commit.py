@@ -32,7 +32,7 @@ from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
-from kstore.published.manifest import Flag, Manifest, sizes_of
+from kstore.published.manifest import HOST, MERGE, Manifest, sizes_of
 from kstore.published.ref import Effort, Ref
 from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
@@ -44,8 +44,6 @@ from kstore.upload.uploader import Uploader
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
-
-_HOST, _MERGE = int(Flag.HOST), int(Flag.MERGE)
 
 
 def commit(worker: Worker) -> CommitReport:
@@ -163,7 +161,7 @@ class _Commit:
         proposal = self._propose(theirs)
         news = proposal.taken if self._is_reason(theirs, proposal) else ()
         ours = self._ours.files
-        paths = [path for path in news if not ours[path].flags & _MERGE]
+        paths = [path for path in news if not ours[path].flags & MERGE]
         uploader = self._uploader
         reliance = uploader.begin(
             theirs.snapshot, self._base, lambda: {ours[p].digest for p in paths}, is_first=not theirs.generation
@@ -182,14 +180,14 @@ class _Commit:
         return False
 
     def _leave_out_foreign(self) -> None:
-        if any(entry.flags & _HOST for entry in self._ours.files.values()) and not self._worker.host.fingerprint:
+        if any(entry.flags & HOST for entry in self._ours.files.values()) and not self._worker.host.fingerprint:
             self._ours.leave_out_bound(self._state.foreign)
             return
         foreign = foreign_at_commit(self._worker, self._state, self._found)
         if foreign:
             self._ours.leave_out_foreign(foreign)
         else:
-            bound = (path.partition("/")[0] for path, entry in self._ours.files.items() if entry.flags & _HOST)
+            bound = (path.partition("/")[0] for path, entry in self._ours.files.items() if entry.flags & HOST)
             mark_machine(self._worker, bound)
 
     def _propose(self, theirs: Theirs) -> Proposal:

@@ -14,10 +14,8 @@ from kstore.environment import machine_of
 from kstore.local import outside
 from kstore.local.found import Scan
 from kstore.local.state import State
-from kstore.published.manifest import Flag
+from kstore.published.manifest import HOST
 from kstore.worker import Worker
-
-_HOST = int(Flag.HOST)
 
 
 def comes_from_elsewhere(worker: Worker) -> bool:
@@ -72,7 +70,7 @@ def mark_machine(worker: Worker, components: Iterable[str] | None = None) -> Non
 
 
 def _bound(found: Scan) -> dict[str, bytes]:
-    return {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & _HOST}
+    return {path: known.entry.digest for path, known in found.known.items() if known.entry.flags & HOST}
 
 
 def _known_foreign(worker: Worker, state: State, bound: dict[str, bytes]) -> dict[str, bytes]:

@@ -16,14 +16,12 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.operations.ours import Ours
 from kstore.published.leaning import supports_of
-from kstore.published.manifest import Flag, Manifest
+from kstore.published.manifest import HOST, Manifest
 from kstore.published.snapshot import Snapshot
 from kstore.told import warn_once
 from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
-
-_HOST = int(Flag.HOST)
 
 
 class Memory:
@@ -40,7 +38,7 @@ class Memory:
 
     def save_host(self, ours: Ours) -> None:
         """Remember that the root is on another host now, if `ours` was built there, and what is from the one before."""
-        if not self._state.host or not any(entry.flags & _HOST for entry in ours.files.values()):
+        if not self._state.host or not any(entry.flags & HOST for entry in ours.files.values()):
             return  # otherwise a commit would wait for the compiler's answer
         host = self._worker.host.fingerprint
         if host != self._state.host:

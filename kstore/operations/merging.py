@@ -17,12 +17,10 @@ from kstore.operations.proposal import Proposal, apart
 from kstore.operations.theirs import Theirs
 from kstore.published.layers import remembers
 from kstore.published.leaning import fetch
-from kstore.published.manifest import Entry, Files, Flag, Manifest
+from kstore.published.manifest import HOST, Entry, Files, Manifest
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
-
-_HOST = int(Flag.HOST)
 
 
 class Merging:
@@ -47,7 +45,7 @@ class Merging:
             base = self._base.manifest
         else:
             self.declined = self._still_declined(theirs, ours)
-        bound = {path: entry for path, entry in ours.items() if entry.flags & _HOST}
+        bound = {path: entry for path, entry in ours.items() if entry.flags & HOST}
         portable = {path: entry for path, entry in ours.items() if path not in bound} if bound else ours
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, theirs, base.files, portable)

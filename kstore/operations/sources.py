@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kstore.local.reading import read_in_batches
-from kstore.published.manifest import Files, Flag
+from kstore.published.manifest import RELOCATE, Files
 from kstore.similarity import sorted_by_similarity
 from kstore.worker import Worker
-
-_RELOCATE = int(Flag.RELOCATE)
 
 
 class Sources:
@@ -50,7 +48,7 @@ class Sources:
 
     def _is_stored(self, digest: bytes) -> bool:
         """Whether a file holds exactly what is stored."""
-        return digest not in self._held and not self._ours[self._paths[digest]].flags & _RELOCATE
+        return digest not in self._held and not self._ours[self._paths[digest]].flags & RELOCATE
 
     def _read_as_it_is(self, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
         files = ((digest, self.sizes[digest]) for digest in digests)

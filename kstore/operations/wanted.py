@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from kstore.local.found import BEING_WRITTEN, Scan, Skipped
 from kstore.merge import Merged
-from kstore.published.manifest import Files, Flag, parents_of, unit_of
-
-_GROUP = int(Flag.GROUP)
+from kstore.published.manifest import GROUP, Files, parents_of, unit_of
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
@@ -23,16 +21,16 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
         for path, entry in files.items()
         if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
     }
-    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & _GROUP}
+    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & GROUP}
     kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
-    single = (path for path, known in found.known.items() if not known.entry.flags & _GROUP)
+    single = (path for path, known in found.known.items() if not known.entry.flags & GROUP)
     others = {folder for path in single for folder in parents_of(path)} if groups else set()
     replaced = groups - kept - found.busy - others
-    whole = {p: e for p, e in files.items() if e.flags & _GROUP and unit_of(p, e) in replaced}
+    whole = {p: e for p, e in files.items() if e.flags & GROUP and unit_of(p, e) in replaced}
     # Nor is a file added to a group that stays, even if that is no group by the publisher's rules.
     known = ((path, found.known[path].entry) for path in keep if path in found.known)
-    closed = found.busy | {unit_of(path, entry) for path, entry in known if entry.flags & _GROUP}
-    rest = {p: e for p, e in wanted.items() if not e.flags & _GROUP and closed.isdisjoint(parents_of(p))}
+    closed = found.busy | {unit_of(path, entry) for path, entry in known if entry.flags & GROUP}
+    rest = {p: e for p, e in wanted.items() if not e.flags & GROUP and closed.isdisjoint(parents_of(p))}
     return rest | whole
 
 
@@ -43,15 +41,15 @@ def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
     missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
     if not missing:
         return {}
-    single = [path for path, known in found.known.items() if not known.entry.flags & _GROUP]
+    single = [path for path, known in found.known.items() if not known.entry.flags & GROUP]
     taken = {name for path in single for name in (path, *parents_of(path))}
-    groups = {unit_of(path, known.entry) for path, known in found.known.items() if known.entry.flags & _GROUP}
+    groups = {unit_of(path, known.entry) for path, known in found.known.items() if known.entry.flags & GROUP}
     why = {}
     for path in missing:
         group = unit_of(path, files[path])
         if busy := next((folder for folder in parents_of(path) if folder in found.busy), None):
             why[path] = Skipped(busy, BEING_WRITTEN)
-        elif files[path].flags & _GROUP and group in taken:
+        elif files[path].flags & GROUP and group in taken:
             why[path] = Skipped(group, "something else is in its place")
         elif stays := next((folder for folder in parents_of(path) if folder in groups), None):
             why[path] = Skipped(stays, "something else is in its place")

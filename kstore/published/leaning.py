@@ -15,13 +15,12 @@ from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
-from kstore.published.manifest import Entry, Files, Flag, Manifest, group_of, sizes_of, unit_of
+from kstore.published.manifest import BELOW, Entry, Files, Manifest, group_of, sizes_of, unit_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
 
 _STORES = "below"
-_BELOW = int(Flag.BELOW)
 
 
 def leans_on(manifest: Manifest) -> list[str]:
@@ -34,7 +33,7 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     """Digests and sizes, in bytes, of the blobs that were not uploaded."""
     if not leans_on(manifest):
         return {}
-    return sizes_of(entry for entry in manifest.entries() if entry.flags & _BELOW)
+    return sizes_of(entry for entry in manifest.entries() if entry.flags & BELOW)
 
 
 def supports(storage: Storage) -> list[str]:
@@ -51,7 +50,7 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     """What a generation keeps in the store that is written: a commit upon it may rely on that."""
     if snapshot is None or snapshot.ref.depth:
         return set()
-    return {entry.digest for entry in snapshot.manifest.entries() if not entry.flags & _BELOW}
+    return {entry.digest for entry in snapshot.manifest.entries() if not entry.flags & BELOW}
 
 
 def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
@@ -79,7 +78,7 @@ def fetch(storage: Storage, entry: Entry, ref: Ref) -> bytes:
         IntegrityError: it is missing or damaged in every store.
         OSError: it cannot be read just now.
     """
-    if entry.flags & _BELOW or ref.depth:
+    if entry.flags & BELOW or ref.depth:
         for blobs in storage.below.blobs():
             with suppress(IntegrityError):
                 return blobs.fetch(entry.digest, entry.size)
@@ -149,7 +148,7 @@ def standing(manifest: Manifest) -> Manifest:
     """The same artifacts for another store: what they leaned on means nothing there."""
     if not leans_on(manifest) and BASE not in manifest.meta:
         return manifest
-    return _changed(manifest, lambda entry: entry._replace(flags=entry.flags & ~_BELOW))
+    return _changed(manifest, lambda entry: entry._replace(flags=entry.flags & ~BELOW))
 
 
 def _changed(manifest: Manifest, change: Callable[[Entry], Entry]) -> Manifest:
@@ -179,7 +178,7 @@ def noted(
     meta = dict(flagged.meta)
     if base := lifted.ref.manifest.hex() if lifted else known.get(BASE):
         meta[BASE] = base
-    if any(entry.flags & _BELOW for entry in flagged.entries()):
+    if any(entry.flags & BELOW for entry in flagged.entries()):
         before = leans_on(theirs.manifest) if theirs else []
         new = [layer.location for layer in storage.below.there] if below or lifted else []
         meta[_STORES] = list(dict.fromkeys((*before, *new)))
@@ -189,9 +188,9 @@ def noted(
 def _flagged(entry: Entry, here: Set[bytes], below: Set[bytes], *, all_below: bool) -> Entry:
     flags = entry.flags
     if entry.digest in below or (all_below and entry.digest not in here):
-        flags |= _BELOW
+        flags |= BELOW
     elif entry.digest in here:
-        flags &= ~_BELOW
+        flags &= ~BELOW
     return entry if flags == entry.flags else entry._replace(flags=flags)
 
 
@@ -214,7 +213,7 @@ def substitutes(storage: Storage, snapshot: Snapshot, files: Files, files_of: Ca
         return {}
     taken = {unit_of(path, entry) for path, entry in files.items()}
     found = files_of(below.manifest).items()
-    return {p: e._replace(flags=e.flags | _BELOW) for p, e in found if p not in files and unit_of(p, e) not in taken}
+    return {p: e._replace(flags=e.flags | BELOW) for p, e in found if p not in files and unit_of(p, e) not in taken}
 
 
 def _is_same(local: Entry | None, entry: Entry) -> bool:

@@ -8,9 +8,8 @@ from operator import attrgetter
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.published.manifest import NEVER_LINKED, Files, Flag, Manifest, nearest_folders, with_parents
+from kstore.published.manifest import GROUP, LINK, NEVER_LINKED, SLOT, Files, Manifest, nearest_folders, with_parents
 
-_GROUP, _SLOT, _LINK = int(Flag.GROUP), int(Flag.SLOT), int(Flag.LINK)
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
 """What no path may contain, with a "/" put before and after it. Nor may it contain an empty part, or NUL."""
 _FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
@@ -61,6 +60,6 @@ def check_entries(files: Files) -> None:
     """
     columns = map(str.count, files, repeat("/")), map(_FLAGS, files.values()), map(_UNIT, files.values())
     for folders, flags, unit in set(zip(*columns, strict=True)):
-        wrong_unit = flags & (_GROUP | _SLOT) and not 2 <= unit <= folders
-        if wrong_unit or (flags & _GROUP and flags & _SLOT) or (flags & _LINK and flags & NEVER_LINKED):
+        wrong_unit = flags & (GROUP | SLOT) and not 2 <= unit <= folders
+        if wrong_unit or (flags & GROUP and flags & SLOT) or (flags & LINK and flags & NEVER_LINKED):
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from kstore.components import load_table
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, Kind, artifact_of
-from kstore.published.manifest import Entry, Flag, Manifest, unit_of
+from kstore.published.manifest import GROUP, Entry, Manifest, unit_of
 from kstore.report import LeftOut
 
 # A kernel that a graph bundles is named in it by its folder's name (`TritonKernelArtifacts` in torch's
 # _inductor/triton_bundler.py): the base32 form of a SHA-256, as pickle writes a string of 52 characters.
 _KERNEL_NAME = re.compile(rb"\x8c\x34([A-Z2-7]{52})")
-_GROUP = int(Flag.GROUP)
 
 
 class Reason(NamedTuple):
@@ -61,7 +60,7 @@ def _not_carried(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
 def _reason(path: str, entry: Entry, kernels: set[str]) -> Reason | None:
     """Why the file at `path`, which is not an entry itself, is left out; None if a graph brings it along."""
     component, _, relative = path.partition("/")
-    if component in (COMPONENT, "triton") and entry.flags & _GROUP:
+    if component in (COMPONENT, "triton") and entry.flags & GROUP:
         return None if unit_of(path, entry).rpartition("/")[2] in kernels else _KERNELS
     if component != COMPONENT:
         return Reason(f"files of {_title(component)}", "a mega-cache holds nothing but TorchInductor's files")
