@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from kstore.atend import AtEnd
 from kstore.block import OnError, discarded, is_failure, parse_on_error, parse_seconds, raised, tell_forked
-from kstore.deadline import is_interruption, is_ours, within
+from kstore.deadline import is_interruption, is_ours
 from kstore.errors import UsageError, WaitTimeout, described, reason_of
 from kstore.live.endings import OnTermination
 from kstore.origin import begin, origin_of
@@ -82,7 +82,7 @@ def restore(
         opened.progress.on_wait = partial(_tell_wait, key, wait)
         work = partial(opened.restore, key, generation=generation, seed=seed, wait=wait, group=group, uniform=uniform)
         with redirecting(key, opened.environ, commits=opened.settings.mode is not Mode.READ):
-            report = within(opened.settings.limit(wait), opened.waiting, f"restoring from {opened.location}", work)
+            report = opened.waiting.within(f"restoring from {opened.location}", work, beside=wait)
         record(opened, report)
         return report
 
@@ -140,8 +140,7 @@ def commit(
 
     def run() -> CommitReport:
         opened = Store(store, cache_root=cache_root, origin=origin_of(key, _environ(settings)), **settings)
-        work = partial(_commit, opened, key)
-        return within(opened.settings.timeout, opened.waiting, f"committing to {opened.location}", work)
+        return opened.waiting.within(f"committing to {opened.location}", partial(_commit, opened, key))
 
     return _committed(key, strict, run)
 

@@ -38,9 +38,11 @@ class Abandoned(Exception):
 
 
 class Waiting:
-    """Whether somebody still waits for an operation."""
+    """Whether somebody still waits for an operation, and for how long at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = 0.0) -> None:
+        """`limit` is in seconds; 0 for none."""
+        self._limit = limit
         self._lock = threading.Lock()
         self._is_over = False
         self._held_up = ""
@@ -83,6 +85,10 @@ class Waiting:
         """Wait no longer: from now on nothing visible happens."""
         with self._lock:
             self._is_over = True
+
+    def within(self, what: str, work: Callable[[], Result], *, beside: float = 0.0) -> Result:
+        """`within` that limit, and the seconds that `work` may wait for another worker `beside` it."""
+        return within(self._limit and self._limit + beside, self, what, work)
 
 
 class Haste(NamedTuple):

@@ -269,7 +269,7 @@ class synchronized(ContextDecorator):
         def run() -> UsageReport:
             store = self._store()
             work = partial(usage_of, store, self.key, counted)
-            return within(store.settings.timeout, store.waiting, f"reading the cache root of {self.key}", work)
+            return store.waiting.within(f"reading the cache root of {self.key}", work)
 
         return degrade("report on the use", self.key, False, run, lambda why, _: UsageReport(self.key, why_unknown=why))
 

@@ -50,10 +50,6 @@ class Settings:
     stats: bool = True
     """Whether restores are counted in the store."""
 
-    def limit(self, patience: float) -> float:
-        """Seconds until a job gives up a restore that may wait `patience` seconds for another worker; 0 for never."""
-        return self.timeout and self.timeout + patience
-
     def check_writes(self, what: str) -> None:
         """See that the store may be written; `what` says what is to be done to it.
 

@@ -69,7 +69,7 @@ class Store:
         `origin`, they, the folder, the GPU and the software are what this process had when it began with a key.
 
         `environ` is read, and gets the component variables on a restore. `timeout` is for callers that use
-        `within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
+        `waiting.within`, as `kstore.restore` and `kstore.commit` do: the methods here wait for as long as it takes.
         """
         given: dict[str, Any] = {
             "store": root, "cache_root": cache_root, "layout": layout, "mode": mode, "gpu": gpu, "stats": stats,
@@ -81,7 +81,7 @@ class Store:
         self.storage.patience = min(PATIENCE, self.settings.timeout / 2 or PATIENCE)
         self.progress = Progress()
         """How far the restore or commit that is running has come."""
-        self.waiting = Waiting()
+        self.waiting = Waiting(self.settings.timeout)
         """Whether somebody still waits for it."""
         self.environ = environ
         self._ahead: tuple[str, ...] = ()

@@ -203,14 +203,13 @@ def _restore(
 ) -> RestoreReport:
     """Restore, or say why the command runs cold."""
     from kstore.cli.sentences import check_required, restored, tell_elsewhere, tell_trouble
-    from kstore.deadline import within
     from kstore.report import RestoreReport, RestoreStatus
     from kstore.stats.record import record
 
     try:
         with output.working(f"restoring {key}", store.progress):
             work = partial(store.restore, key, seed=seed, wait=wait, lead=not require, group=group)
-            report = within(store.settings.limit(wait), store.waiting, f"restoring from {store.location}", work)
+            report = store.waiting.within(f"restoring from {store.location}", work, beside=wait)
     except Exception as error:
         if require:
             raise
@@ -233,7 +232,6 @@ def _find_usage(
     end has no time for this.
     """
     from kstore.cli.sentences import used
-    from kstore.deadline import within
     from kstore.hits import UsageReport, unknowable, usage_of
 
     output, key = invocation.output, restored.key
@@ -241,8 +239,7 @@ def _find_usage(
     if why:
         return UsageReport(key, why_unknown=why)
     try:
-        work = partial(usage_of, store, key)
-        usage = within(store.settings.timeout, store.waiting, f"reading the cache root of {key}", work)
+        usage = store.waiting.within(f"reading the cache root of {key}", partial(usage_of, store, key))
     except (Exception, KeyboardInterrupt) as error:
         _warn(output, "it is not known whether what was restored was used", error)
         return UsageReport(key, why_unknown=_text_of(error))

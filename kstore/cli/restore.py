@@ -52,7 +52,6 @@ def command(
     """
     from kstore import flight
     from kstore.cli.sentences import check_required, restored, tell_components, tell_elsewhere, tell_trouble
-    from kstore.deadline import within
     from kstore.stats.record import record
 
     if generation:
@@ -66,8 +65,7 @@ def command(
     with terminable():
         with output.working(f"restoring {key}", store.progress):
             # In a thread of its own, because nothing can interrupt a thread that a mount holds up.
-            limit = store.settings.limit(wait or 0)
-            report = within(limit, store.waiting, f"restoring from {store.location}", work)
+            report = store.waiting.within(f"restoring from {store.location}", work, beside=wait or 0)
         record(store, report)
         if report.leads:
             flight.leave_all()

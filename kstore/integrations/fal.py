@@ -26,7 +26,7 @@ from typing import Any
 from kstore.api import commit, make_store, restore
 from kstore.components import load_table
 from kstore.components.variables import is_pinned, read_managed
-from kstore.deadline import is_interruption, within
+from kstore.deadline import is_interruption
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError, reason_of
 from kstore.local.numbered import make_private
@@ -164,8 +164,7 @@ def _import_old(cache_key: str, key: str) -> bool:
     """Import what fal stored for a key that was never published here. Returns whether something is published now."""
     try:
         store = make_store(key, _settings(key))
-        work = partial(_adopt_first, store, cache_key, key)
-        return within(store.settings.timeout, store.waiting, f"importing from {OLD_CACHES}", work)
+        return store.waiting.within(f"importing from {OLD_CACHES}", partial(_adopt_first, store, cache_key, key))
     except Exception as error:
         if is_interruption(error):
             raise

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from kstore.api import make_store
 from kstore.components import load_table
 from kstore.components.table import KSTORE_FOLDER
 from kstore.components.variables import MANAGED, default_folder, set_variables
-from kstore.deadline import within
 from kstore.errors import IntegrityError, StoreUnavailable
 from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.space import MIB, check_free, compressed_mb, free_mb
@@ -41,8 +39,6 @@ _SAVED = {
     CommitStatus.UNCHANGED: OperationStatus.SKIPPED,
     CommitStatus.READ_ONLY: OperationStatus.SKIPPED,
 }
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -102,14 +98,14 @@ class Deployment:
         """Restore what is published; the first of all replicas imports what b10-transfer left."""
         self.variables.check_enabled()
         try:
-            return self.within("loading the compile cache", self._load)
+            return self.store.waiting.within("loading the compile cache", self._load)
         finally:
             self._export()
 
     def save(self) -> OperationStatus:
         """Publish what is new."""
         self.variables.check_enabled()
-        return self.within("saving the compile cache", self._save)
+        return self.store.waiting.within("saving the compile cache", self._save)
 
     def prepare(self) -> None:
         """Make sure that there can be a store, and that it has what b10-transfer left, for a caller that restores by
@@ -117,11 +113,7 @@ class Deployment:
         """
         if self._is_on_volume and self.store.settings.mode is not Mode.READ:
             self._make_volume()
-        self.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
-
-    def within(self, what: str, work: Callable[[], Answer]) -> Answer:
-        """Do work that a hanging volume must not hold up for ever."""
-        return within(self.store.settings.timeout, self.store.waiting, what, work)
+        self.store.waiting.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
 
     def _load(self) -> OperationStatus:
         if self._is_on_volume and not self.variables.volume.is_dir():  # No replica has saved anything yet.

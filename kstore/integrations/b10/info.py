@@ -34,8 +34,8 @@ def get_cache_info() -> dict[str, Any]:
     """
     deployment = Deployment.of_torch()
     files = dict(local_files(deployment.worker))
-    enabled = deployment.variables.enabled
-    shared = deployment.within("looking at the store", lambda: _shared_size(deployment)) if enabled else None
+    enabled, waiting = deployment.variables.enabled, deployment.store.waiting
+    shared = waiting.within("looking at the store", lambda: _shared_size(deployment)) if enabled else None
     info: dict[str, Any] = {
         "environment_key": _name(deployment.worker.scope),
         "local_cache_exists": bool(files),
@@ -62,7 +62,8 @@ def list_available_caches() -> dict[str, Any]:
         return {"caches": [], "current_environment": current, "b10fs_enabled": False, "error": "b10fs is not enabled"}
     if not deployment.variables.volume.is_dir() and not Path(deployment.store.location).is_dir():
         return {"caches": [], "current_environment": current, "b10fs_enabled": True}
-    caches = deployment.within("listing the store", lambda: [*_generations(deployment), *_archives(deployment)])
+    waiting = deployment.store.waiting
+    caches = waiting.within("listing the store", lambda: [*_generations(deployment), *_archives(deployment)])
     caches.sort(key=lambda cache: cache["created_time"], reverse=True)
     return {
         "caches": caches,
