@@ -17,7 +17,7 @@ import click
 from kstore.cli.columns import Column, render
 from kstore.cli.streams import writing_stdout
 from kstore.errors import FileError, reason_of
-from kstore.progress import Awaited, Progress
+from kstore.progress import Progress
 from kstore.words import printable, waiting
 
 SCHEMA = 1
@@ -112,14 +112,11 @@ class Output:
             return nullcontext()
         if not sys.stderr.isatty():
             if progress:
-                progress.on_wait = self._say_awaited
+                progress.on_wait = lambda awaited: self.say(waiting(awaited))
             return nullcontext()
         from kstore.cli.spinner import Spinner
 
         return Spinner(text, progress)
-
-    def _say_awaited(self, awaited: Awaited) -> None:
-        self.say(waiting(awaited))
 
     def log(self) -> None:
         """Send the library's log to stderr, as much of it as was requested."""

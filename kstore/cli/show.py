@@ -117,11 +117,10 @@ def _read(storage: Storage, scope: Scope) -> _Shown:
 
 def _describe(shown: _Shown) -> dict[str, object]:
     manifest = shown.manifest
-    content: dict[str, object] = {
-        **shown.scope.describe(),
-        "store": shown.store,
-        "generations": [_describe_ref(ref, ref.generation in shown.pins) for ref in shown.refs],
-    }
+    generations = [
+        ref.describe() | {"manifest": ref.manifest.hex(), "pinned": ref.generation in shown.pins} for ref in shown.refs
+    ]
+    content: dict[str, object] = {**shown.scope.describe(), "store": shown.store, "generations": generations}
     if manifest:
         content |= {
             "packs": list(shown.refs[0].packs),
@@ -130,10 +129,6 @@ def _describe(shown: _Shown) -> dict[str, object]:
             "meta": dict(manifest.meta),
         }
     return content
-
-
-def _describe_ref(ref: Ref, is_pinned: bool) -> dict[str, object]:
-    return ref.describe() | {"manifest": ref.manifest.hex(), "pinned": is_pinned}
 
 
 def _tell(output: Output, shown: _Shown, *, has_several: bool) -> None:

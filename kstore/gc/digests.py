@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import takewhile
+from operator import methodcaller
 from typing import Self, TypeVar
 
 import lmdb
@@ -98,7 +99,7 @@ class DigestSet:
         with self._env.begin() as txn, txn.cursor() as cursor:
             for prefix in prefixes:
                 names = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
-                found += takewhile(partial(_begins, prefix), names)
+                found += takewhile(methodcaller("startswith", prefix), names)
         return found
 
     def __len__(self) -> int:
@@ -138,7 +139,3 @@ def _telling() -> Iterator[None]:
             f"cannot keep a table of digests in {where}: {error}; make room there, or set TMPDIR to a "
             "folder that has some, or allow this process more memory (ulimit -v)"
         ) from error
-
-
-def _begins(prefix: bytes, name: bytes) -> bool:
-    return name.startswith(prefix)

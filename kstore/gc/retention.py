@@ -45,7 +45,7 @@ class Retention:
         """Remove the refs of the generations that go; returns their names."""
         histories = {history.scope: history for history in self._histories()}
         if not self._report.dry_run:
-            there = {scope for scope, history in histories.items() if not _is_forgotten(history)}
+            there = {scope for scope, history in histories.items() if history.newest.state is not RefState.FORGOTTEN}
             sweep_stats(self._storage.backend, there.__contains__)
             sweep_marks(self._storage.backend, there, self._report.grace_before(self._now))
         for history in unused(histories.values(), self._policy, self._now):
@@ -122,10 +122,6 @@ class Retention:
 
     def _drop(self, decision: Decision) -> bool:
         return self._report.dry_run or self._storage.refs.drop(decision.scope, decision.generation.number)
-
-
-def _is_forgotten(history: History) -> bool:
-    return history.newest.state is RefState.FORGOTTEN
 
 
 def _name(decision: Decision) -> str:

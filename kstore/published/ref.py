@@ -208,7 +208,7 @@ def load_ref(scope: Scope, generation: int, data: bytes) -> Ref:
             manifest=_digest(content["manifest"]["digest"]),
             manifest_size=_size(content["manifest"]["size"]),
             delta=_load_delta(content.get("delta")),
-            packs=tuple(_pack_id(pack) for pack in content["packs"]),
+            packs=tuple(_digest(pack).hex() for pack in content["packs"]),
             created=_load_time(content["created"]),
             creator=str(content["creator"]),
             files=_size(content["files"]),
@@ -272,7 +272,3 @@ def _digest(text: str) -> bytes:
     if len(digest) != DIGEST_SIZE:
         raise ValueError(f"{text!r} is not a digest")
     return digest
-
-
-def _pack_id(text: str) -> str:
-    return _digest(text).hex()

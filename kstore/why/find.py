@@ -12,7 +12,7 @@ from typing import Any
 from kstore.errors import MissError
 from kstore.files import read_whole
 from kstore.hits.evidence import NOTHING_RESTORED, usage_in
-from kstore.hits.lastrun import LastRun, last_run
+from kstore.hits.lastrun import last_run
 from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.store import Store
@@ -98,7 +98,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
         run.generation,
         graphs=tuple(explain(fresh, stored)),
         entries=len(entries),
-        others=_count_others(run),
+        others=sum(kind_of(path) not in (*_ENTRIES, Kind.TRITON_KERNEL) for path in run.new),
         compared=len({graph.path for graph in stored}),
         kernels=tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
         unused=unused,
@@ -114,10 +114,6 @@ def _entries(paths: Iterable[str]) -> list[str]:
 def _is_code_alone(paths: Iterable[str]) -> bool:
     kinds = {*map(kind_of, paths)}
     return Kind.GENERATED_CODE in kinds and kinds.isdisjoint(_ENTRIES)
-
-
-def _count_others(run: LastRun) -> int:
-    return sum(kind_of(path) not in (*_ENTRIES, Kind.TRITON_KERNEL) for path in run.new)
 
 
 def _read(worker: Worker, paths: Iterable[str]) -> Iterator[tuple[str, list[Graph]]]:

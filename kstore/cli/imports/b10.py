@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +20,6 @@ from kstore.cli.options import (
 )
 from kstore.cli.termination import terminable
 from kstore.errors import KstoreError, MissError
-
-if TYPE_CHECKING:
-    from kstore.integrations.b10.variables import Variables
 
 _PATH = click.Path(path_type=Path)
 
@@ -68,7 +64,7 @@ def command(
     with terminable(), output.working(f"importing {archive}", opened.progress):
         report = adopt(
             opened, key or key_of(folder), archive, component="vllm" if vllm else "inductor",
-            built_under=built_under or _built_under(variables, vllm),
+            built_under=built_under or (variables.vllm_cache_root if vllm else variables.torch_cache_dir),
         )  # fmt: skip
     tell_trouble(output, report)
     if output.json:
@@ -90,7 +86,3 @@ def _find(source: Path) -> Path:
     others = [path.name for path in find_archives(source)]
     hint = f"name one of {', '.join(others)}, with --gpu and --environment" if others else "name the folder, or a file"
     raise MissError(f"{source} holds no archive of b10-transfer for this worker's GPU and CUDA version; {hint}")
-
-
-def _built_under(variables: Variables, vllm: bool) -> Path:
-    return variables.vllm_cache_root if vllm else variables.torch_cache_dir
