@@ -33,18 +33,17 @@ class Theirs(NamedTuple):
         return self.snapshot.manifest if self.snapshot else Manifest()
 
     @property
-    def line(self) -> int:
-        """Where the line of its successor begins: with the successor, if the generation listed as newest is damaged."""
+    def followed(self) -> Ref | None:
+        """The newest generation, if its successor goes on with its line: it is whole, and not in a store below."""
         ref = self.snapshot.ref if self.snapshot else None
-        if ref and ref.depth and not self.generation:
-            return 0
-        return ref.line if ref and not ref.depth and ref.generation == self.generation else self.generation + 1
+        return ref if ref and not ref.depth and ref.generation == self.generation else None
 
     @property
-    def lineage(self) -> tuple[bytes, ...]:
-        """The lineage of its successor."""
-        ref = self.snapshot.ref if self.snapshot else None
-        return ref.leads_to() if ref and not ref.depth and ref.generation == self.generation else ()
+    def line(self) -> int:
+        """Where the line of its successor begins: with the successor, if the generation listed as newest is damaged."""
+        if self.snapshot and self.snapshot.ref.depth and not self.generation:
+            return 0
+        return self.followed.line if self.followed else self.generation + 1
 
     def successor(
         self,
@@ -70,7 +69,7 @@ class Theirs(NamedTuple):
             size=sum(map(attrgetter("size"), manifest.entries())),
             parent=self.generation,
             line=self.line,
-            lineage=self.lineage,
+            lineage=self.followed.leads_to() if self.followed else (),
             effort=effort,
             lease=lease,
         )
