@@ -205,14 +205,13 @@ class Accounts(Generic[Group]):
                 there.add(digests)
             while some := list(islice(each, MAX_COUNT)):
                 gone = set(there.absent(blob.digest for blob in some))
-                saved = gone.difference(self._saved.absent(gone))
+                nowhere = set(self._saved.absent(gone))
+                lost += Count.of([blob.size for blob in some if blob.digest in nowhere])
                 for digest, owners, _, size in some:
                     if digest not in gone:
                         self._count_copy(owners, size)
-                    elif digest not in saved:
-                        lost += Count(1, size)
-                        for one in self._held_by(owners):
-                            one.elsewhere += size
+                    for one in self._held_by(owners) if digest in nowhere else ():
+                        one.elsewhere += size
         if lost.files:
             blobs = plural(lost.files, "lost blob")
             self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
