@@ -17,7 +17,7 @@ from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import BELOW, GROUP, Files, folders_of, parents_of, unit_of
+from kstore.published.manifest import BELOW, Files, folders_of, groups_in, parents_of, unit_of
 from kstore.threads import Pool
 
 _SECOND = 1_000_000_000
@@ -102,14 +102,14 @@ class Staging:
             return
         missing = self._wanted.keys() - placed.paths
         placed.missed = {self._wanted[path].digest for path in missing}
-        units = {unit_of(path, self._wanted[path]) for path in missing if self._wanted[path].flags & GROUP}
+        groups = groups_in((path, self._wanted[path]) for path in missing)
         folders = {parent for path in missing for parent in parents_of(path)}
         for path in sorted(missing):
             placed.skipped.append(Skipped(path, f"blob {self._wanted[path].digest.hex()} is missing or damaged"))
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
         useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
         placed.skipped += (Skipped(path, "it lists a file that is missing or damaged") for path in sorted(useless))
-        for path in [*useless, *(p for p in placed.paths if units and unit_of(p, self._wanted[p]) in units)]:
+        for path in [*useless, *(p for p in placed.paths if groups and unit_of(p, self._wanted[p]) in groups)]:
             placed.paths.discard(path)
             placed.known.pop(path, None)
             os.unlink(self.staged(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kstore.local.found import BEING_WRITTEN, Scan, Skipped
 from kstore.merge import Merged
-from kstore.published.manifest import GROUP, Files, parents_of, unit_of
+from kstore.published.manifest import GROUP, Files, folders_of, groups_in, parents_of, unit_of
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
@@ -15,21 +15,19 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     """
     if not (found.known or found.busy or merged.declined):
         return files
-    keep = merged.declined.keys() - merged.outdated | set(merged.taken) | set(merged.to_merge)
+    keep, local = merged.declined.keys() - merged.outdated | {*merged.taken, *merged.to_merge}, found.files
     wanted = {
         path: entry
         for path, entry in files.items()
-        if path not in keep and ((local := found.known.get(path)) is None or local.entry.digest != entry.digest)
+        if path not in keep and ((here := local.get(path)) is None or here.digest != entry.digest)
     }
-    groups = {unit_of(path, entry) for path, entry in wanted.items() if entry.flags & GROUP}
-    kept = {unit_of(path, known.entry) for path, known in found.known.items() if path in keep}
-    single = (path for path, known in found.known.items() if not known.entry.flags & GROUP)
-    others = {folder for path in single for folder in parents_of(path)} if groups else set()
-    replaced = groups - kept - found.busy - others
-    whole = {p: e for p, e in files.items() if e.flags & GROUP and unit_of(p, e) in replaced}
+    stays = {path: local[path] for path in keep if path in local}
+    if groups := groups_in(wanted.items()):
+        single = (path for path, entry in local.items() if not entry.flags & GROUP)
+        groups -= {unit_of(*item) for item in stays.items()} | found.busy | folders_of(single)
+    whole = {p: e for p, e in files.items() if e.flags & GROUP and unit_of(p, e) in groups}
     # Nor is a file added to a group that stays, even if that is no group by the publisher's rules.
-    known = ((path, found.known[path].entry) for path in keep if path in found.known)
-    closed = found.busy | {unit_of(path, entry) for path, entry in known if entry.flags & GROUP}
+    closed = found.busy | groups_in(stays.items())
     rest = {p: e for p, e in wanted.items() if not e.flags & GROUP and closed.isdisjoint(parents_of(p))}
     return rest | whole
 
@@ -41,10 +39,9 @@ def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:
     missing = files.keys() - found.known.keys() - wanted.keys() if len(wanted) < len(files) else ()
     if not missing:
         return {}
-    single = [path for path, known in found.known.items() if not known.entry.flags & GROUP]
-    taken = {name for path in single for name in (path, *parents_of(path))}
-    groups = {unit_of(path, known.entry) for path, known in found.known.items() if known.entry.flags & GROUP}
-    why = {}
+    local, why = found.files, {}
+    groups, single = groups_in(local.items()), {path for path, entry in local.items() if not entry.flags & GROUP}
+    taken = single | folders_of(single)
     for path in missing:
         group = unit_of(path, files[path])
         if busy := next((folder for folder in parents_of(path) if folder in found.busy), None):

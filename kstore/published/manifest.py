@@ -96,6 +96,11 @@ def group_of(path: str, entry: Entry) -> str:
     return unit_of(path, entry) if entry.flags & GROUP else path
 
 
+def groups_in(items: Iterable[tuple[str, Entry]]) -> set[str]:
+    """The folders of the groups that these artifacts belong to."""
+    return {unit_of(path, entry) for path, entry in items if entry.flags & GROUP}
+
+
 def sizes_of(entries: Iterable[Entry]) -> dict[bytes, int]:
     """Digest → bytes of the blobs of these artifacts."""
     return {entry.digest: entry.size for entry in entries}
@@ -152,7 +157,7 @@ class Manifest:
         Where one writer's group is host-bound and another's is not, the host's is taken whole: never files of both.
         """
         bound = self.hosts.get(fingerprint, {})
-        groups = {unit_of(path, entry) for path, entry in bound.items() if entry.flags & GROUP}
+        groups = groups_in(bound.items())
         files = self.files
         if groups and not groups.isdisjoint(folders_of(files)):
             files = {path: entry for path, entry in files.items() if unit_of(path, entry) not in groups}
