@@ -47,6 +47,12 @@ def is_pinned(component: Component, environ: Mapping[str, str]) -> bool:
     return value != "" and value in {_filled_in(component.pinned, folder, number) for folder in above}
 
 
+def is_users(component: Component, environ: Mapping[str, str]) -> bool:
+    """Whether the variable holds a choice of the user's, and not what kstore or an import of torch has set."""
+    value = environ.get(component.variable)
+    return bool(value) and read_managed(environ).get(component.variable) != value and not is_pinned(component, environ)
+
+
 def names_folder(component: Component, value: str) -> bool:
     """Whether a value of the variable names a folder. A bucket's address, which JAX takes, could be turned into one."""
     return component.is_folder and "://" not in value

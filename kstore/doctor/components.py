@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from kstore.components import Component, load_table
 from kstore.components.placement import Placement, place_components
-from kstore.components.variables import is_pinned, is_read_already, names_folder, read_managed
+from kstore.components.variables import is_pinned, is_read_already, is_users, names_folder
 from kstore.doctor.check import Check, bad, ok, warning
 from kstore.doctor.node import path_of
 from kstore.doctor.published import Newest
@@ -54,18 +54,17 @@ def _check_component(
     component: Component, placement: Placement, environ: Mapping[str, str], published: int
 ) -> Check | None:
     """Check one component; None if it is in the cache root, and compilers can work there."""
-    name, variable, value = component.name, component.variable, environ.get(component.variable)
+    name, variable = component.name, component.variable
     if other := placement.sharing.get(name):
         return _sharing(component, load_table()[other], published)
-    pinned = is_pinned(component, environ)
-    if pinned and is_read_already(component):
+    if is_pinned(component, environ) and is_read_already(component):
         found = f"{component.pinned_by} was imported before {variable} was set, and has read its default"
         return bad(name, found, "restore before importing it")
-    if not value or pinned or read_managed(environ).get(variable) == value:
+    if not is_users(component, environ):
         if component.is_left_alone(environ):
             return ok(name, f"{component.title} is left alone in one process of several")
         return _check_in_root(component, placement.folders[name])
-    return _check_chosen(component, value, published)
+    return _check_chosen(component, environ[variable], published)
 
 
 def _check_in_root(component: Component, folder: str) -> Check | None:

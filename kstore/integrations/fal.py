@@ -25,7 +25,7 @@ from typing import Any
 
 from kstore.api import commit, make_store, restore
 from kstore.components import load_table
-from kstore.components.variables import is_pinned, read_managed
+from kstore.components.variables import is_users
 from kstore.deadline import is_interruption
 from kstore.environment import gpu_slug
 from kstore.errors import KstoreError, UsageError, reason_of
@@ -148,16 +148,8 @@ def _variables(key: str) -> dict[str, str]:
     except (OSError, KstoreError) as error:
         log.warning("kstore: %s cannot be used, another folder is: %s", folder, error)
         return {}
-    table = load_table()
-    return {table[name].variable: str(folder) for name, folder in folders.items() if not _is_users(name)}
-
-
-def _is_users(name: str) -> bool:
-    """Whether a component's variable holds a choice, not what kstore or an import of torch set."""
-    component = load_table()[name]
-    value = os.environ.get(component.variable)
-    is_kstores = read_managed(os.environ).get(component.variable) == value
-    return bool(value) and not is_kstores and not is_pinned(component, os.environ)
+    components = ((load_table()[name], folder) for name, folder in folders.items())
+    return {known.variable: str(folder) for known, folder in components if not is_users(known, os.environ)}
 
 
 def _import_old(cache_key: str, key: str) -> bool:
