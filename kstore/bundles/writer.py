@@ -91,7 +91,8 @@ class BundleWriter:
             IntegrityError: as in `write`.
         """
         header = self._header.dump()
-        end, begun = recover(file, header, self._manifest_sizes(), self._blobs)
+        manifests = [(digest, len(data)) for digest, data in self._manifests.items()]
+        end, begun = recover(file, header, manifests, self._blobs)
         sink = _Sealed(file)
         file.seek(0)
         if not end:
@@ -123,9 +124,6 @@ class BundleWriter:
         yield from list(self._manifests.items())[done:]
         wanted = self._blobs[max(done - len(self._manifests), 0) :]
         yield from fetch_in_order(wanted, partial(fetch_many, self._storage, self._refs))
-
-    def _manifest_sizes(self) -> list[tuple[bytes, int]]:
-        return [(digest, len(data)) for digest, data in self._manifests.items()]
 
 
 class _Sealed:

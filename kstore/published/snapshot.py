@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from kstore.errors import IntegrityError
 from kstore.lazy import cached_property
 from kstore.published.manifest import Manifest, Seen
 from kstore.published.ref import Ref
 from kstore.published.untrusted import check_manifest
+
+_IDENTITY = attrgetter("depth", "scope", "generation", "manifest")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,4 @@ class Snapshot:
 
     def is_generation_of(self, other: Ref | None) -> bool:
         """Whether `other` is this very generation."""
-        return other is not None and (other.depth, other.scope, other.generation, other.manifest) == (
-            self.ref.depth,
-            self.ref.scope,
-            self.ref.generation,
-            self.ref.manifest,
-        )
+        return other is not None and bool(_IDENTITY(other) == _IDENTITY(self.ref))
