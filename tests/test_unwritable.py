@@ -19,6 +19,10 @@ import pytest
 import kstore
 from kstore.backends import PosixBackend
 from kstore.backends.publishing import CannotPublish
+from kstore.blobs import Layout
+from kstore.blobs.loose import ASIDE, blob_name
+from kstore.condemned import fences, take_down_fence, write_lists
+from kstore.digest import digest_of
 from kstore.errors import CacheRootError, StoreUnavailable
 from kstore.gc import GcStatus
 from kstore.report import CommitStatus, RestoreStatus
@@ -151,6 +155,45 @@ def test_a_full_store_is_emptied_by_gc(crowded: Node, volume: Path, use_up: Call
     assert report.deleted.bytes > 500_000
     crowded.store.forget("model/v1")
     assert crowded.store.verify().ok
+
+
+@pytest.mark.parametrize("layout", ["loose"])
+def test_a_full_store_is_emptied_though_there_is_no_room_to_mend_what_a_killed_gc_left(
+    crowded: Node, volume: Path
+) -> None:
+    pass_time(crowded)
+    backend = crowded.store.storage.backend
+    fenced = {*fences(backend)}
+    write_lists(backend, ())
+    for name in {*fences(backend)} - fenced:
+        take_down_fence(backend, name)
+    blob = crowded.location / blob_name(next(iter(crowded.published().values())).digest)
+    aside = crowded.location / ASIDE / f"{blob.name}.0123456789abcdef"
+    aside.parent.mkdir()
+    blob.rename(aside)
+    fill(volume)
+
+    assert collect(crowded, keep=1).deleted.bytes > 500_000
+    collect(crowded, keep=1)
+    assert blob.exists()
+    assert len(fences(backend)) == 1
+
+
+@pytest.mark.parametrize("layout", ["loose"])
+def test_loose_blobs_that_a_full_store_cannot_move_keep_no_pack(crowded: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with crowded.store.storage.blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"of no use"), b"of no use")
+        packs = writer.finish()
+    collect(crowded)
+    pass_time(crowded)
+    before = stored(crowded)
+    monkeypatch.setattr(PosixBackend, "move", refuse)
+    report = collect(crowded, keep=1)
+    assert before - stored(crowded) == {f"packs/{pack}" for pack in packs}
+    assert (report.deleted.files, report.no_room) == (1, "No space left on device")
 
 
 def test_in_a_store_too_full_to_tell_the_time_it_is_when_something_was_published_last(

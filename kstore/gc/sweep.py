@@ -120,7 +120,7 @@ class Sweeper:
             self.swept.unreadable.append(str(error))
             self._write(give_up_list, name)
             return
-        self._listed.update({_key(entry): _identity(entry) for entry in entries})
+        self._listed.update({entry.digest: _identity(entry) for entry in entries})
         rest = entries
         if name in self._ripe:
             rest = self._delete_dead(entries, marked)
@@ -140,7 +140,7 @@ class Sweeper:
 
     def _condemn(self, dead: Iterable[Condemned]) -> bool:
         """Condemn what is on no list yet. Returns whether there was anything."""
-        fresh = (entry for entry in dead if self._listed.value(_key(entry)) != _identity(entry))
+        fresh = (entry for entry in dead if self._listed.value(entry.digest) != _identity(entry))
         has_any = False
         while batch := list(islice(fresh, MAX_ENTRIES)):
             self._write(write_lists, batch)
@@ -176,10 +176,6 @@ class _Rest:
             for name in self.lists:
                 delete_list(self._backend, name)
         self.lists, self._is_less = {}, False
-
-
-def _key(entry: Condemned) -> bytes:
-    return bytes([entry.is_pack]) + entry.digest
 
 
 def _identity(entry: Condemned) -> bytes:

@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -149,10 +149,7 @@ def test_the_mark_of_a_key_goes_with_it(node: Node, tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_goes_though_something_else_stays_condemned(node: Node, tmp_path: Path) -> None:
     grow(node, "one")
-    backend, needed = node.store.storage.backend, min(stored(node))
-    found = backend.stat(needed)
-    digest = bytes.fromhex(needed.rpartition("/")[2])
-    write_lists(backend, [Condemned(needed.startswith("packs/"), digest, found.inode, found.mtime_ns, found.size)])
+    condemn(node, [min(stored(node))])
     (node.location / "tmp" / "killed-1-0123456789abcdef").write_bytes(b"half of a pack")
     for _ in range(2):
         collect_fully(node)
@@ -290,6 +287,14 @@ def test_what_a_killed_gc_left_aside_is_found_and_put_back(tmp_path: Path) -> No
     collect(node)
     assert path.exists() and not aside.exists()
     assert restored(tmp_path, "third") == kernels(node)
+
+
+def test_a_dry_run_puts_nothing_back(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="loose")
+    left_aside(node)
+    before = contents(node.location)
+    collect(node, dry_run=True)
+    assert contents(node.location) == before
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
@@ -595,6 +600,45 @@ def test_what_is_needed_still_of_many_lists_is_on_one(node: Node) -> None:
     assert len(stored(node)) == 3  # empty manifests
 
 
+def test_what_is_gone_is_on_no_list_whatever_else_stays_on_it(tmp_path: Path) -> None:
+    """Otherwise commits would go on uploading what was on it elsewhere."""
+    node = Node(tmp_path)
+    for variant in "abc":
+        replace_kernels(node, variant)
+    condemn(node, stored(node))
+    pass_time(node)
+    assert collect(node, keep=1).deleted.files > 0
+    assert on_lists(node) == stored(node) != set()
+
+
+def test_a_damaged_fence_is_made_anew_and_what_is_on_its_list_waits_for_that(tmp_path: Path) -> None:
+    """Nobody knows whom it named: a commit that relies on what is on the list may still publish."""
+    node = Node(tmp_path)
+    for variant in "abc":
+        replace_kernels(node, variant)
+    pass_time(node)
+    condemned = collect(node, keep=1).condemned
+    (fence,) = (node.location / "gc/fences").iterdir()
+    fence.chmod(0o644)
+    fence.write_bytes(b"garbage")
+    pass_time(node)
+    told = collect(node)
+    assert (told.status, told.deleted.files) == (GcStatus.INCOMPLETE, 0) and "a new one is made" in told.lists[0]
+    assert collect(node).deleted.files == 0
+    pass_time(node)
+    assert collect(node).deleted == condemned
+
+
+def test_a_fence_that_a_killed_gc_left_without_its_list_goes(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    grow(node, "one")
+    condemn(node, [])
+    (name,) = list_names(node.store.storage.backend)
+    (node.location / name).unlink()
+    collect(node)
+    assert not contents(node.location / "gc")
+
+
 def test_lists_are_not_joined_beyond_their_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     relied_upon_while_gc_condemns(node, *"abc")
     monkeypatch.setattr(sweep, "MAX_ENTRIES", 1)
@@ -619,6 +663,21 @@ def test_what_a_list_has_left_is_found_by_who_has_listed_it_before(node: Node, m
     monkeypatch.setattr(PosixBackend, "get", late)
     assert read_doomed(backend, Everything) == before
     assert listed(node) == 1
+
+
+def condemn(node: Node, names: Iterable[str]) -> None:
+    """Put packs and loose blobs on a list, needed or not."""
+    backend, entries = node.store.storage.backend, []
+    for name in names:
+        found, digest = backend.stat(name), bytes.fromhex(name.rpartition("/")[2])
+        entries.append(Condemned(name.startswith("packs/"), digest, found.inode, found.mtime_ns, found.size))
+    write_lists(backend, entries)
+
+
+def on_lists(node: Node) -> set[str]:
+    """Names of what gc may delete."""
+    backend = node.store.storage.backend
+    return {entry.name for name in list_names(backend) for entry in read_list(backend, name)}
 
 
 class Everything:
