@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from kstore.environment import Host
+from kstore.errors import IntegrityError
 from kstore.local.found import Scan
 from kstore.local.lastrestore import LastRestore
 from kstore.local.place import Placer
@@ -171,9 +174,24 @@ def forget_which_was_the_last(published: Node, other: Node) -> None:
     (other.tree.root / ".kstore/begun").unlink()
 
 
+def restore_with_another_version(published: Node, other: Node) -> None:
+    other.restore()
+    record = other.tree.root / ".kstore/restored.json"
+    content = json.loads(record.read_bytes())
+    del content["answer"]["components"]
+    record.write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize(
     "happens",
-    [commit_one_more, restore_damaged, restore_another_key, restore_elsewhere, forget_which_was_the_last],
+    [
+        commit_one_more,
+        restore_damaged,
+        restore_another_key,
+        restore_elsewhere,
+        forget_which_was_the_last,
+        restore_with_another_version,
+    ],
     ids=lambda happens: happens.__name__,
 )
 def test_anything_else_is_looked_through(
@@ -208,6 +226,25 @@ def test_what_another_image_on_this_node_has_restored_is_looked_through(
     assert restore_after(here, restore_on_another_host).placed == 1
     assert len(scans) == 1
     assert bound in contents(here.tree.root)
+
+
+def test_what_a_like_host_in_another_container_has_restored_is_relied_on(
+    published: Node,
+    restore_after: Callable[..., RestoreReport],
+    scans: list[str],
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published.tree.put("inductor/ab/cabc.so", shared_object())
+    published.commit()
+
+    def restore_in_another_container() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("kstore.operations.answer.surroundings", lambda _: "another container")
+            assert worker(published).restore().ok
+
+    assert restore_after(worker(published), restore_in_another_container).ok
+    assert scans == []
 
 
 def test_a_restore_that_began_before_this_worker_came_does_not_count(
@@ -313,6 +350,17 @@ def test_what_has_changed_since_it_came_is_looked_for(
     published: Node, come_late: Callable[..., AnotherRestore], happens: Callable[[Node], None]
 ) -> None:
     assert not come_late(lambda: happens(published)).has_restored()
+
+
+@pytest.mark.parametrize("error", [IntegrityError("damaged"), OSError(errno.EIO, "it fails")], ids=repr)
+def test_trouble_at_the_second_look_costs_nothing_that_was_placed(
+    published: Node, come_late: Callable[..., AnotherRestore], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    late = come_late(lambda: monkeypatch.setattr("kstore.operations.answer.newest_ref", fail))
+    assert not late.has_restored()
 
 
 def test_a_worker_that_asked_for_a_generation_looks_for_itself(

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -381,6 +382,33 @@ def test_a_damaged_generation_above_is_passed_over_for_the_image(fleet: Fleet) -
     last = fleet.worker("last")
     last.restore()
     assert has(last) == {"one", "two", "three"}
+
+
+def test_a_root_whose_generation_is_damaged_now_gets_the_one_before_it_and_not_the_image(tmp_path: Path) -> None:
+    """Damage is not the trouble for which only the image is read."""
+    fleet = Fleet(tmp_path, "loose", "loose")
+    fleet.bake("one")
+    other = fleet.without("other")
+    for name in ("two", "three"):
+        fill(other, name)
+        other.commit()
+    assert fleet.worker("worker").restore().generation == 2
+    (ref,) = fleet.shared.glob("refs/**/2")
+    ref.chmod(0o644)
+    ref.write_text("{")
+    report = fleet.worker("worker").restore()
+    assert (report.store, report.generation) == (str(fleet.shared), 1)
+
+
+def test_a_root_that_is_looked_at_no_more_is_said_to_be_as_the_image_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(tmp_path, "loose", "loose")
+    fleet.bake("one")
+    fleet.worker("worker").restore()
+    monkeypatch.setattr("kstore.worker.Worker.scan", pytest.fail)
+    report = fleet.worker("worker").restore()
+    assert (report.status, report.store) == (RestoreStatus.CURRENT, str(fleet.base))
 
 
 # ---- A worker without the image, or of another one

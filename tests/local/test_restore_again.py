@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -180,6 +181,15 @@ def test_on_another_host_the_root_is_scanned(
 
 def test_twice_a_day_all_is_looked_at(node: Node, scans: list[Worker]) -> None:
     os.utime(node.tree.root / ".kstore/sync.json", (1, 1))
+    assert node.restore().status is RestoreStatus.CURRENT
+    assert len(scans) == 1
+
+
+def test_what_another_version_has_noted_is_looked_through(node: Node, scans: list[Worker]) -> None:
+    record = node.tree.root / ".kstore/restored.json"
+    content = json.loads(record.read_bytes())
+    del content["answer"]["components"]
+    record.write_text(json.dumps(content))
     assert node.restore().status is RestoreStatus.CURRENT
     assert len(scans) == 1
 
