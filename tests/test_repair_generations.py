@@ -67,6 +67,14 @@ def test_what_was_taken_out_does_not_come_back_with_damage(withdrawn: Node, tmp_
     assert withdrawn.store.verify().ok
 
 
+def test_the_pin_of_a_ref_that_a_repair_moves_aside_goes_with_it(node: Node) -> None:
+    ref = node.newest()
+    node.store.pin(KEY, ref.generation)
+    overwrite(node.location / ref.name)
+    assert node.store.verify(repair=True).repaired
+    assert node.store.storage.refs.pins(ref.scope) == set()
+
+
 def test_what_was_taken_out_is_not_copied_for_damage(withdrawn: Node, tmp_path: Path) -> None:
     target = other_store(tmp_path / "target", "packed")
     assert copy_keys(withdrawn.store, target.store).scopes == []

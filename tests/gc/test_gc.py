@@ -147,10 +147,17 @@ def test_the_mark_of_a_key_goes_with_it(node: Node, tmp_path: Path) -> None:
     }
 
 
-def test_what_a_killed_writer_leaves_goes_though_something_else_stays_condemned(node: Node, tmp_path: Path) -> None:
+def test_what_a_killed_writer_leaves_goes_though_something_else_stays_condemned(node: Node) -> None:
+    """It gets one list, once it is old, whatever else is being written."""
     grow(node, "one")
     condemn(node, [min(stored(node))])
-    (node.location / "tmp" / "killed-1-0123456789abcdef").write_bytes(b"half of a pack")
+    lists = []
+    for writer, seconds in enumerate((0, 2 * HOUR, 0)):
+        pass_time(node, seconds)
+        (node.location / "tmp" / f"killed-{writer}-0123456789abcdef").write_bytes(b"half of a pack")
+        collect(node)
+        lists.append(listed(node))
+    assert lists == [1, 2, 2]
     for _ in range(2):
         collect_fully(node)
     assert list((node.location / "tmp").iterdir()) == []
@@ -528,15 +535,18 @@ def test_a_shorter_grace_is_refused(node: Node) -> None:
         collect(node, grace=60.0)
 
 
-@pytest.mark.parametrize("what", ["ref", "manifest"])
+@pytest.mark.parametrize("what", ["ref", "manifest", "listed"])
 def test_what_cannot_be_read_may_need_anything(tmp_path: Path, what: str) -> None:
     node = Node(tmp_path, layout="loose")
     for variant in "abcd":
         replace_kernels(node, variant)
     ref = node.newest()
-    path = node.location / (ref.name if what == "ref" else blob_name(ref.manifest))
-    path.chmod(0o644)
-    path.write_bytes(b"garbage")
+    path = node.location / (blob_name(ref.manifest) if what == "manifest" else ref.name)
+    path.unlink()
+    if what == "listed":  # but not found
+        path.symlink_to(tmp_path / "nothing")
+    else:
+        path.write_bytes(b"garbage")
     before = stored(node)
     report = collect_fully(node)
     assert report.status is GcStatus.INCOMPLETE
@@ -621,6 +631,8 @@ def test_a_damaged_fence_is_made_anew_and_what_is_on_its_list_waits_for_that(tmp
     (fence,) = (node.location / "gc/fences").iterdir()
     fence.chmod(0o644)
     fence.write_bytes(b"garbage")
+    (node.location / "tmp" / "killed-1-0123456789abcdef").write_bytes(b"half of a pack")
+    assert collect(node).status is GcStatus.COLLECTED
     pass_time(node)
     told = collect(node)
     assert (told.status, told.deleted.files) == (GcStatus.INCOMPLETE, 0) and "a new one is made" in told.lists[0]
@@ -757,6 +769,22 @@ def test_a_list_that_is_not_a_file_is_a_damaged_list(
     assert other.commit("model/v2").uploaded > 0
     assert collect(doubtful).status is GcStatus.INCOMPLETE
     assert collect(doubtful).status is GcStatus.COLLECTED
+
+
+def test_a_list_of_which_any_byte_is_another_or_missing_is_damaged(tmp_path: Path) -> None:
+    """A commit would rely on what gc is about to delete."""
+    node = Node(tmp_path)
+    node.tree.wrapper("one")
+    node.commit()
+    condemn(node, stored(node))
+    (name,) = list_names(node.store.storage.backend)
+    data = (node.location / name).read_bytes()
+    assert len(condemned.load_list(name, data)) == len(stored(node))
+    for place in range(len(data)):
+        altered = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        for harmed in (altered, data[:place]):
+            with pytest.raises(IntegrityError, match="the next gc condemns what was on it again"):
+                condemned.load_list(name, harmed)
 
 
 def test_while_a_list_is_damaged_a_rollback_says_what_to_do_and_that_helps(doubtful: Node) -> None:
@@ -1202,6 +1230,15 @@ def test_a_fence_that_makes_no_sense_is_taken_down(node: Node, text: str) -> Non
     with pytest.raises(IntegrityError, match="a new one is made"):
         condemned.close_fence(backend, "gc/condemned/list")
     assert condemned.fences(backend) == []
+
+
+def test_a_list_that_another_gc_has_finished_with_meanwhile_is_no_error(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    grow(node, "one")
+    backend, gone = node.store.storage.backend, "gc/condemned/gone"
+    condemned.close_fence(backend, gone)
+    condemned.give_up_list(backend, gone)
+    assert (read_list(backend, gone), listed(node)) == ([], 0)
 
 
 @pytest.mark.parametrize("folder", ["tmp", "used", "groups"])
