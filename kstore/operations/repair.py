@@ -79,7 +79,6 @@ class Repair:
             set_aside_blob(self._backend, digest)
             drop_notes(self._backend, noted.get(digest, ()))
         back = self._put_back(lost) if lost else set()
-        self._whole.add(back)
         self._back = (self._back - lost.keys()) | back
         self._lost = {digest: size for digest, size in (self._lost | lost).items() if digest not in back}
 
