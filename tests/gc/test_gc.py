@@ -906,9 +906,10 @@ def test_a_manifest_has_a_frame_of_its_own_in_the_one_pack(scattered: Node) -> N
     assert number + 1 in ends and number in ends
 
 
-def test_a_damaged_pack_stays_as_it_is(scattered: Node, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at", [8, 20], ids=["cannot be unpacked", "has other bytes"])
+def test_a_damaged_pack_stays_as_it_is(scattered: Node, at: int, caplog: pytest.LogCaptureFixture) -> None:
     bad = scattered.newest().packs[-1]
-    damage(scattered.location / "packs" / bad, 8)
+    damage(scattered.location / "packs" / bad, at)
     assert collect(scattered).rewritten == 8
     packs = scattered.newest().packs
     assert bad in packs and len(packs) == 2
