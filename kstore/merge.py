@@ -9,7 +9,7 @@ Nothing that was published is lost, whoever commits when:
 - of a group or slot that both sides added, the published one stays whole, even where the rules of another version of
   kstore made no group or slot of what is in its folder;
 - a new file in a slot that base already had, or of which ours has a published file, is a new guard variant, and is kept
-  (at most `MAX_VARIANTS` a slot);
+  (at most `MAX_VARIANTS` a slot), unless ours had nothing there when base was published (`never_had`);
 - a file with a merger is merged by meaning, even where only ours changed it: a worker may have made it anew;
 - where one side has a file and the other a folder, what is published stays, unless it is base's and ours replaced it:
   both at once could never be restored;
@@ -22,7 +22,7 @@ would otherwise see it as a change against its new base and offer it again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -76,11 +76,20 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     return merged
 
 
-def never_had(published: Files, ours: Files) -> dict[str, bytes]:
-    """What is merged by meaning and ours lacks. If ours has such a file at the next merge, it was made without the
-    published one, and the two must be joined.
+def never_had(published: Files, ours: Files, missed: Container[bytes] = ()) -> dict[str, bytes]:
+    """What ours makes without the published version, if it makes it later: what is merged by meaning and ours lacks,
+    and what is in a slot in which ours has nothing. Measurements must be joined then, and the first answer to a slot's
+    key is no variant of the published one. It takes its place beside one that a restore could not read (`missed`).
     """
-    return {path: NOT_TAKEN for path, entry in published.items() if entry.flags & MERGE and path not in ours}
+    lacks = [item for item in published.items() if item[1].flags & (MERGE | SLOT) and item[0] not in ours]
+    if not lacks:
+        return {}
+    filled = {unit_of(path, entry) for path, entry in ours.items() if entry.flags & SLOT}
+    return {
+        path: NOT_TAKEN
+        for path, entry in lacks
+        if entry.flags & MERGE or (unit_of(path, entry) not in filled and entry.digest not in missed)
+    }
 
 
 def still_declined(declined: Declined, base: Files, theirs: Files, ours: Files) -> dict[str, bytes]:

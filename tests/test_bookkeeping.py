@@ -30,6 +30,40 @@ def timings(node: Node) -> dict[str, float]:
     return found
 
 
+# ---- Interchangeable answers
+
+
+def test_workers_that_commit_while_they_compile_the_same_graphs_publish_each_once(tmp_path: Path) -> None:
+    first, second, third = (Node(tmp_path, name) for name in ("first", "second", "third"))
+    for graph in ("fone", "ftwo"):
+        first.tree.graph(graph, "of first")
+        first.commit()
+        second.tree.wrapper(graph)
+        assert second.commit().new_files == 1
+    for graph in ("fone", "ftwo"):
+        second.tree.graph(graph, "of second")
+        assert second.commit().new_files == 0
+    third.restore()
+    assert len([path for path in third.published() if "/fxgraph/" in path]) == 2
+    second.tree.graph("fone", "of second, for another guard")
+    assert second.commit().new_files == 1
+
+
+def test_a_graph_that_a_restore_could_not_read_is_published_again_whenever_it_is_compiled(tmp_path: Path) -> None:
+    first, second, third = (Node(tmp_path, name) for name in ("first", "second", "third"))
+    first.tree.graph("fone", "of first")
+    first.commit()
+    (stored,) = first.published().values()
+    (tmp_path / "store" / blob_name(stored.digest)).unlink()
+    assert second.restore().skipped
+    second.tree.wrapper()
+    second.commit()
+    graph = second.tree.graph("fone", "of second")
+    assert second.commit().new_files == 1
+    third.restore()
+    assert third.tree.has(graph)
+
+
 # ---- Files that are merged by meaning
 
 

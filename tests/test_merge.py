@@ -282,6 +282,21 @@ def test_what_is_in_one_slot_takes_no_room_in_another_that_is_deeper_or_less_dee
     assert merge(base, base, base | new | deeper, {}).files == base | new | deeper
 
 
+def test_the_first_answer_to_a_key_that_ours_never_had_is_no_variant_and_those_after_it_are() -> None:
+    """As of a worker that commits while it compiles what another one has published meanwhile."""
+    base = {"i/S/one": variant("one"), "i/T/one": variant("one", 1)}
+    ours = {"i/T/one": base["i/T/one"]}
+    declined = never_had(base, ours)
+    assert declined == {"i/S/one": NOT_TAKEN}
+    ours |= {"i/S/two": variant("two"), "i/T/two": variant("two", 1)}
+    merged = merge(base, base, ours, declined)
+    assert merged.taken == ["i/T/two"]
+    assert merged.declined == {"i/S/two": ours["i/S/two"].digest}
+    assert never_had(merged.files, ours) == {}
+    after = merge(merged.files, merged.files, ours | {"i/S/three": variant("three")}, merged.declined)
+    assert after.taken == ["i/S/three"]
+
+
 # ---- Files that are merged by meaning
 
 

@@ -33,6 +33,7 @@ class Merging:
         self._worker = worker
         self._storage = worker.storage
         self._seen = state.seen
+        self._missed = state.missed
         self._base = base
         self._kept = kept
         self.declined = self._declined = state.declined
@@ -52,7 +53,7 @@ class Merging:
         if bound:
             host = self._worker.host.fingerprint
             proposal.hosts[host] = self._merge(proposal, theirs, base.hosts.get(host, {}), bound, host)
-        proposal.declined |= never_had(proposal.files, ours)
+        proposal.declined |= never_had(proposal.files, ours, self._missed)
         return proposal
 
     def _still_declined(self, theirs: Theirs, ours: Files) -> dict[str, bytes]:
