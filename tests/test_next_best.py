@@ -12,6 +12,7 @@ import pytest
 from kstore import storage
 from kstore.blobs import BlobStore
 from kstore.errors import StoreUnavailable
+from kstore.operations import choice
 from kstore.published.ref import Ref
 from kstore.report import CommitStatus, RestoreStatus
 from tests.trees import KEY, Node
@@ -83,30 +84,13 @@ def test_what_it_has_is_kept_by_commits_and_there_when_it_can_be_read_again(
     assert worker.tree.has(kernel)
 
 
-@pytest.mark.usefixtures("deltas")
-def test_of_those_that_follow_on_one_manifest_that_cannot_be_read_not_all_are_tried(
-    publisher: Node, worker: Node, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_takes_long_to_fail_is_asked_for_nothing_else(
+    publisher: Node, worker: Node, hide: Hide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(10):
-        publisher.tree.kernel(f"more {number}")
-        publisher.commit()
-    refs = publisher.store.storage.refs
-    published = [refs.get(publisher.store.scope(KEY), number) for number in range(1, 13)]
-    base = published[-1].delta
-    assert base
-    first = next(ref.generation for ref in published if ref.manifest == base.follows)
-    asked = list[int]()
-    real = storage.read_manifest
-
-    def read(blobs: BlobStore, ref: Ref) -> bytes:
-        asked.append(ref.generation)
-        if base.follows in ref.stored:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(blobs, ref)
-
-    monkeypatch.setattr(storage, "read_manifest", read)
-    assert worker.restore().generation == first - 1
-    assert asked == [12, 12, 11, first - 1]
+    monkeypatch.setattr(choice, "_PATIENCE", -1)
+    hide(2, times=1)
+    with pytest.raises(StoreUnavailable):
+        worker.restore()
 
 
 def test_the_worker_gets_the_newest_once_it_can_be_read(publisher: Node, worker: Node, hide: Hide) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
@@ -22,10 +21,8 @@ from kstore.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_GENERATIONS, _TRIES = 16, 2
-"""Generations that are tried where the newest cannot be read, and how many of those that follow on one manifest: each
-may cost a server's timeout.
-"""
+_PATIENCE = 5.0
+"""Seconds. A store that takes longer to say that something cannot be read is asked for nothing else: the job waits."""
 
 
 class Choice(NamedTuple):
@@ -55,16 +52,17 @@ def choose(worker: Worker, request: Request) -> Choice:
 
 def _newest(worker: Worker, scope: Scope) -> Choice:
     """The newest generation that is whole."""
+    until = time.monotonic() + _PATIENCE
     try:
         snapshot = readable(*newest_there(worker.storage, scope), scope)
     except OSError as trouble:
-        snapshot = _next_best(worker, scope, trouble)
+        snapshot = _next_best(worker, scope, trouble, until)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
         return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
 
 
-def _next_best(worker: Worker, scope: Scope, trouble: OSError) -> Snapshot:
+def _next_best(worker: Worker, scope: Scope, trouble: OSError, until: float) -> Snapshot:
     """The newest generation, if it can be read by now, or else the last one that can, of those that it grew from.
 
     None is older than what the cache root has.
@@ -74,31 +72,32 @@ def _next_best(worker: Worker, scope: Scope, trouble: OSError) -> Snapshot:
     """
     storage, base = worker.storage, worker.base(worker.state.load())
     oldest = base.ref.generation if base and base.ref.scope == scope else 0
-    tried = Counter[bytes]()
-    for ref in _newest_and_ancestors(storage.refs, scope):
-        whole = ref.delta.follows if ref.delta else ref.manifest
-        if ref.generation < oldest or tried[whole] == _TRIES:
-            continue
-        tried[whole] += 1
+    for number, ref in enumerate(_newest_and_ancestors(storage.refs, scope, until)):
+        if ref.generation < oldest:
+            break
         with suppress(OSError, IntegrityError):
             snapshot = storage.snapshot(ref)
             _ = snapshot.checked
-            if tried.total() > 1:
+            if number:
                 log.warning("passed over: the newest generation of %s cannot be read now: %s", scope, trouble)
             return snapshot
     raise trouble
 
 
-def _newest_and_ancestors(refs: Refs, scope: Scope) -> Iterator[Ref]:
-    """The newest generation, and then those that it grew from, the last one first.
+def _newest_and_ancestors(refs: Refs, scope: Scope, until: float) -> Iterator[Ref]:
+    """The newest generation, and then those that it grew from, the last one first, `until` it took too long.
 
     None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason.
     """
-    newest = refs.newest(scope)
-    for generation in islice(reversed(refs.generations(scope)), _GENERATIONS):
+    if time.monotonic() > until or (newest := refs.newest(scope)) is None:
+        return
+    yield newest
+    for generation in reversed(refs.generations(scope)):
+        if time.monotonic() > until:
+            return
         with suppress(OSError, MissError, IntegrityError):
             ref = refs.get(scope, generation)
-            if ref == newest or (newest and ref.state is RefState.LIVE and newest.grew_from(ref)):
+            if ref.state is RefState.LIVE and newest.grew_from(ref):
                 yield ref
 
 
