@@ -14,7 +14,10 @@ from kstore.blobs import BlobStore
 from kstore.errors import StoreUnavailable
 from kstore.operations import choice
 from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.scope import Scope
+from tests.layers.images import Fleet, fill, modules
 from tests.trees import KEY, Node
 
 Hide = Callable[..., None]
@@ -29,7 +32,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Hide:
         left = [times]
 
         def read(blobs: BlobStore, ref: Ref) -> bytes:
-            if ref.generation in generations and left[0]:
+            if ref.generation in generations and not ref.depth and left[0]:
                 left[0] -= 1
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
             return real(blobs, ref)
@@ -62,6 +65,78 @@ def test_the_generation_before_one_that_cannot_be_read_is_better_than_none(
     assert (report.status, report.generation, report.files) == (RestoreStatus.RESTORED, 1, 8)
     (line,) = caplog.messages
     assert "the newest generation of model/v1" in line and "cannot be read now: [Errno 107]" in line
+
+
+def test_who_waits_gets_it_too(publisher: Node, worker: Node, hide: Hide) -> None:
+    hide(2)
+    assert worker.restore(wait=60.0).generation == 1
+
+
+def test_beside_an_image_the_store_is_still_used(
+    tmp_path: Path, host: object, hide: Hide, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the root has of the image is no newer than what the store has: each numbers its own generations."""
+    fleet = Fleet(tmp_path, "loose", "loose")
+    for name in ("image", "more"):
+        fleet.bake(name)
+    worker, other = fleet.worker("worker"), fleet.worker("other")
+    worker.restore()
+    for name in ("one", "two"):
+        fill(other, name)
+        other.commit()
+    hide(2)
+    report = worker.restore()
+    assert (report.generation, report.store, report.notes) == (1, str(fleet.shared), ())
+    assert modules(worker) == {"image", "more", "one"}
+    assert "only the stores below" not in caplog.text
+
+
+def test_a_ref_that_cannot_be_read_either_is_told(
+    publisher: Node, worker: Node, hide: Hide, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was read twice, and is not read a third time."""
+    hide(2)
+    real, read = Refs.get, list[int]()
+
+    def get(refs: Refs, scope: Scope, generation: int) -> Ref:
+        read.append(generation)
+        if read.count(2) > 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(refs, scope, generation)
+
+    monkeypatch.setattr(Refs, "get", get)
+    assert worker.restore().generation == 1
+    assert "the newest generation of model/v1" in caplog.text
+
+
+def test_damage_beside_it_is_not_what_keeps_a_worker_from_restoring(publisher: Node, worker: Node, hide: Hide) -> None:
+    """The newest is damaged, and the one before it cannot be read now: nothing of the root's own is in doubt."""
+    publisher.tree.kernel("three")
+    assert publisher.commit().generation == 3
+    damage(publisher, 3, b"")
+    hide(2)
+    with pytest.raises(StoreUnavailable, match="not connected"):
+        worker.restore()
+
+
+def test_what_a_newer_kstore_made_before_the_key_was_withdrawn_is_not_looked_at(
+    publisher: Node, worker: Node, hide: Hide
+) -> None:
+    publisher.store.quarantine(KEY)
+    publisher.tree.kernel("three")
+    assert publisher.commit().generation == 4
+    for generation in (1, 2):
+        damage(publisher, generation, b'{"format": 2}')
+    hide(4)
+    with pytest.raises(StoreUnavailable, match="not connected"):
+        worker.restore()
+
+
+def damage(node: Node, generation: int, content: bytes) -> None:
+    """Something else is where a ref was."""
+    ref = node.location / node.store.storage.refs.get(node.store.scope(KEY), generation).name
+    ref.unlink()
+    ref.write_bytes(content)
 
 
 def test_one_error_costs_nothing(publisher: Node, worker: Node, hide: Hide, caplog: pytest.LogCaptureFixture) -> None:

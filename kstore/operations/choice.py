@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.operations.request import Request
-from kstore.published.layers import newest_there, ref_of
+from kstore.published.layers import attempt, or_below, ref_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
@@ -52,29 +53,32 @@ def choose(worker: Worker, request: Request) -> Choice:
 
 def _newest(worker: Worker, scope: Scope) -> Choice:
     """The newest generation that is whole."""
-    until = time.monotonic() + _PATIENCE
-    try:
-        snapshot = readable(*newest_there(worker.storage, scope), scope)
-    except OSError as trouble:
-        snapshot = _next_best(worker, scope, trouble, until)
+    nothing: tuple[int, Snapshot | None] = (0, None)
+    number, found = attempt(worker.storage, partial(_newest_here, worker, scope), nothing)
+    snapshot = readable(number, or_below(worker.storage, scope, found), scope)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
         return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()
 
 
+def _newest_here(worker: Worker, scope: Scope) -> tuple[int, Snapshot | None]:
+    """As `Storage.newest_whole`; if that cannot be read now, the next best one."""
+    until = time.monotonic() + _PATIENCE
+    try:
+        return worker.storage.newest_whole(scope)
+    except OSError as trouble:
+        snapshot = _next_best(worker, scope, trouble, until)
+        return snapshot.ref.generation, snapshot
+
+
 def _next_best(worker: Worker, scope: Scope, trouble: OSError, until: float) -> Snapshot:
     """The newest generation, if it can be read by now, or else the last one that can, of those that it grew from.
-
-    None is older than what the cache root has.
 
     Raises:
         OSError: there is none.
     """
-    storage, base = worker.storage, worker.base(worker.state.load())
-    oldest = base.ref.generation if base and base.ref.scope == scope else 0
-    for number, ref in enumerate(_newest_and_ancestors(storage.refs, scope, until)):
-        if ref.generation < oldest:
-            break
+    storage = worker.storage
+    for number, ref in enumerate(_newest_and_ancestors(storage.refs, scope, _oldest(worker, scope), until)):
         with suppress(OSError, IntegrityError):
             snapshot = storage.snapshot(ref)
             _ = snapshot.checked
@@ -84,21 +88,35 @@ def _next_best(worker: Worker, scope: Scope, trouble: OSError, until: float) -> 
     raise trouble
 
 
-def _newest_and_ancestors(refs: Refs, scope: Scope, until: float) -> Iterator[Ref]:
-    """The newest generation, and then those that it grew from, the last one first, `until` it took too long.
+def _oldest(worker: Worker, scope: Scope) -> int:
+    """The generation that the cache root has; 0 if it has none of that scope. A store below has numbers of its own."""
+    base = worker.base(worker.state.load())
+    return base.ref.generation if base and base.ref.scope == scope and not base.ref.depth else 0
 
-    None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason.
+
+def _newest_and_ancestors(refs: Refs, scope: Scope, oldest: int, until: float) -> Iterator[Ref]:
+    """The newest generation, and then those that it grew from, the last one first, down to the `oldest`. After `until`
+    no other one is looked at.
+
+    None from before a rollback, or before the key was withdrawn, is among these: somebody had a reason. If the newest
+    ref is damaged, nobody knows what it would have been.
     """
-    if time.monotonic() > until or (newest := refs.newest(scope)) is None:
+    newest: Ref | None = None
+    if time.monotonic() < until:
+        with suppress(IntegrityError, MissError):
+            newest = refs.newest(scope)
+    if newest is None:
         return
     yield newest
+    first = max(oldest, newest.generation - len(newest.lineage))
     for generation in reversed(refs.generations(scope)):
         if time.monotonic() > until:
             return
-        with suppress(OSError, MissError, IntegrityError):
-            ref = refs.get(scope, generation)
-            if ref.state is RefState.LIVE and newest.grew_from(ref):
-                yield ref
+        if first <= generation < newest.generation:
+            with suppress(OSError, MissError, IntegrityError):
+                ref = refs.get(scope, generation)
+                if ref.state is RefState.LIVE and newest.grew_from(ref):
+                    yield ref
 
 
 def readable(generation: int, snapshot: Snapshot | None, scope: Scope) -> Snapshot | None:

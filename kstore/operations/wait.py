@@ -194,7 +194,7 @@ class _Wait:
     def _has_any(self) -> bool:
         try:
             _, snapshot = newest_whole(self._worker.storage, self._worker.scope)
-        except (IntegrityError, MissError):  # as above
+        except (IntegrityError, MissError, OSError):  # as above, or does without what cannot be read now
             return True
         # Where no generation can be read, whoever compiles publishes one that can be.
         if snapshot is None or snapshot.ref.state is not RefState.LIVE:
