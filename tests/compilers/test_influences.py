@@ -69,7 +69,10 @@ def asking(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", program, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environ | PATH, stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()  # It may hang, and would be waited for.
 
 
 @pytest.fixture(scope="module")
