@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,22 @@ def test_a_restore_that_began_before_this_worker_came_does_not_count(
     other.restore()
     assert state.last_restore.since(*seen) is None
     assert state.last_restore.since("")
+
+
+def test_an_earlier_restore_does_not_count_because_it_cannot_be_told_from_a_later_one(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer generation would be missed for one error of the root's disk."""
+    here, begun, reads = worker(published), LastRestore.begun, count()
+    here.restore()
+    published.tree.kernel("new")
+    published.commit()
+
+    def fail_once(last: LastRestore) -> str | None:
+        return None if next(reads) == 1 else begun(last)
+
+    monkeypatch.setattr(LastRestore, "begun", fail_once)
+    assert (here.restore().generation, next(reads) > 2) == (2, True)
 
 
 def test_a_restore_that_chose_before_this_worker_came_does_not_count(

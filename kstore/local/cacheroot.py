@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from kstore.components.table import KSTORE_FOLDER, Table
@@ -93,15 +93,10 @@ def check_room(folder: str) -> None:
     Raises:
         OSError: nothing can be written there, or next to nothing.
     """
-    probe = f"{folder}/.{secrets.token_hex(8)}"
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.unlink(probe)
+    with TemporaryFile(dir=folder, buffering=0) as probe:
         left = _ROOM
         while left:  # After a write that was cut short comes the error that says why.
-            left -= os.write(fd, bytes(left))
-    finally:
-        os.close(fd)
+            left -= probe.write(bytes(left))
 
 
 def _check_room(root: CacheRoot) -> None:

@@ -178,9 +178,9 @@ class LastRestore:
     def since(self, before: str | None) -> tuple[Ref, Mapping[str, Any]] | None:
         """What a restore that began after `before` did has put here, and its answer; None if there is none.
 
-        None, too, if it left anything out, or if this worker would have placed it elsewhere.
+        None, too, if that cannot be told now, if it left anything out, or if this worker would place it elsewhere.
         """
-        return None if before is None or before == self.begun() else self.answer()
+        return None if before is None or self.begun() in (None, before) else self.answer()
 
     def answer(self) -> tuple[Ref, Mapping[str, Any]] | None:
         """What the last restore has put here, and its answer.
