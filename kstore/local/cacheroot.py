@@ -96,7 +96,7 @@ def check_room(folder: str) -> None:
     with TemporaryFile(dir=folder, buffering=0) as probe:
         left = _ROOM
         while left:  # After a write that was cut short comes the error that says why.
-            left -= probe.write(bytes(left))
+            left -= os.write(probe.fileno(), bytes(left))
 
 
 def _check_room(root: CacheRoot) -> None:
