@@ -133,13 +133,16 @@ class Ref:
 
     def _has_another_than(self, base: Ref) -> bool:
         """Whether a server has lost `base`, and its number was used again."""
-        named, back = self.leads_to(), self.generation - base.generation
-        return 0 <= back < len(named) and named[back] != base.manifest[:_NAME_SIZE]
+        return self._named(base.generation) not in (b"", base.manifest[:_NAME_SIZE])
 
     def grew_from(self, earlier: Ref) -> bool:
         """Whether `earlier` led to it, commit upon commit, as far as it knows."""
-        named, back = self.leads_to(), self.generation - earlier.generation
-        return 0 < back < len(named) and named[back] == earlier.manifest[:_NAME_SIZE]
+        return earlier.generation < self.generation and self._named(earlier.generation) == earlier.manifest[:_NAME_SIZE]
+
+    def _named(self, generation: int) -> bytes:
+        """How it names that generation, from itself backwards; empty if it does not."""
+        named, back = self.leads_to(), self.generation - generation
+        return named[back] if 0 <= back < len(named) else b""
 
     def leads_to(self) -> tuple[bytes, ...]:
         """The lineage of the generation that follows on this one."""
