@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.operations.request import Request
-from kstore.published.layers import attempt, or_below, ref_of
+from kstore.published.layers import newest_there, ref_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.refs import Refs
 from kstore.published.snapshot import Snapshot
@@ -53,9 +53,7 @@ def choose(worker: Worker, request: Request) -> Choice:
 
 def _newest(worker: Worker, scope: Scope) -> Choice:
     """The newest generation that is whole."""
-    nothing: tuple[int, Snapshot | None] = (0, None)
-    number, found = attempt(worker.storage, partial(_newest_here, worker, scope), nothing)
-    snapshot = readable(number, or_below(worker.storage, scope, found), scope)
+    snapshot = readable(*newest_there(worker.storage, scope, partial(_newest_here, worker, scope)), scope)
     if snapshot and snapshot.ref.state is not RefState.LIVE:
         return Choice(withdrawn=snapshot.ref.withdrawn)
     return Choice(snapshot, RestoreStatus.RESTORED) if snapshot else Choice()

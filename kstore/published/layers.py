@@ -171,10 +171,15 @@ def or_below(storage: Storage, scope: Scope, snapshot: Snapshot | None) -> Snaps
     return storage.below.newest(scope) or snapshot
 
 
-def newest_there(storage: Storage, scope: Scope) -> tuple[int, Snapshot | None]:
-    """Like `newest_whole`, but if there is a store below, trouble with `storage` is passed over."""
+def newest_there(
+    storage: Storage, scope: Scope, look: Callable[[], tuple[int, Snapshot | None]] | None = None
+) -> tuple[int, Snapshot | None]:
+    """Like `newest_whole`, but if there is a store below, trouble with `storage` is passed over.
+
+    `look` is how that one is looked at; by default `Storage.newest_whole`.
+    """
     nothing: tuple[int, Snapshot | None] = (0, None)
-    number, snapshot = attempt(storage, partial(storage.newest_whole, scope), nothing)
+    number, snapshot = attempt(storage, look or partial(storage.newest_whole, scope), nothing)
     return number, or_below(storage, scope, snapshot)
 
 
