@@ -39,6 +39,12 @@ DEFAULT_GRACE = 3600
 _FOR_EVER = 1 << 63
 Follow = Callable[[Ref], Seen | None]
 """Called with each ref that is read; returns what to call with the rows of its manifest, or None."""
+_PASSING = {
+    errno.EAGAIN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.EPIPE, errno.EREMOTEIO, errno.ESHUTDOWN,
+    errno.ESTALE, errno.ETIMEDOUT,
+}  # fmt: skip
+"""What network filesystems say while a server starts again."""
 _LIMITS = {errno.EMFILE, errno.ENOMEM, errno.EFBIG}
 _MOUNT = "the mount, its space and its permissions"
 _NAMING = "with --store or KSTORE_ROOT"
@@ -316,6 +322,11 @@ def reporting_trouble(location: str, verb: str, naming: str = _NAMING) -> Iterat
             f"cannot {verb} the store at {location}: {error.strerror or error}{f' ({path})' if path else ''}; "
             f"{_advice(error, naming)}"
         ) from error
+
+
+def may_pass(error: StoreUnavailable) -> bool:
+    """Whether the trouble is of a kind that lasts some seconds."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING
 
 
 def _advice(error: OSError, naming: str) -> str:

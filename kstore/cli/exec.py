@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kstore")
 
+_PAUSES = 1.0, 2.0, 4.0, 8.0
+"""Seconds between attempts at the last commit, if the store's trouble may be over by then."""
 _OUTLIVED = 60.0
 """Seconds after a Ctrl-C: a command that still runs then was not ended by it."""
 _EXIT_CODES = {
@@ -162,7 +164,7 @@ def command(
             return _cannot_run(output, program, error)
     commits.command_has_ended()
     seconds = time.perf_counter() - started
-    committed = commits.finish()
+    committed = commits.finish(store_was_there=not restored.error)
     usage = _find_usage(invocation, store, restored, committed, commits)
     verdict = _verdict(output, usage) if require_hits and not code else code
     if output.json:
@@ -316,8 +318,8 @@ class _Commits:
         if time.monotonic() - self._interrupted_at > _OUTLIVED:
             self.is_told_to_end = False
 
-    def finish(self) -> CommitReport:
-        """Commit, or say why not."""
+    def finish(self, *, store_was_there: bool) -> CommitReport:
+        """Commit, or say why not. If the store was there before, and has trouble now, that may be over in a moment."""
         from kstore.cli.sentences import committed, tell_trouble
         from kstore.report import CommitReport, CommitStatus
 
@@ -325,7 +327,7 @@ class _Commits:
             stop_ready_commit(self._output, self.ready)
         try:
             with self._output.working(f"committing {self._key}", self._store.progress):
-                report = self._commit()
+                report = self._keep_trying() if store_was_there or self._checkpoints else self._commit()
         except (Exception, KeyboardInterrupt) as error:
             _warn(self._output, "nothing is committed", error)
             is_late = isinstance(error, WaitTimeout)
@@ -334,6 +336,21 @@ class _Commits:
         tell_trouble(self._output, report)
         self._output.say(committed(self._store, report, self._checkpoints))
         return report
+
+    def _keep_trying(self) -> CommitReport:
+        """Commit, if need be after some seconds of trouble: nobody else has what the command compiled."""
+        from kstore.errors import StoreUnavailable
+        from kstore.storage import may_pass
+
+        for pause in _PAUSES:
+            try:
+                return self._commit()
+            except StoreUnavailable as error:
+                if not may_pass(error) or self._has_been_told():
+                    raise
+                _warn(self._output, f"nothing is committed yet, kstore tries again in {pause:g} s", error)
+            self._has_been_told(pause)
+        return self._commit()
 
     def _commit(self) -> CommitReport:
         from kstore.deadline import Haste, Waiting, within
@@ -345,9 +362,9 @@ class _Commits:
         haste = Haste(self._has_been_told, self._grace_period)
         return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)
 
-    def _has_been_told(self) -> bool:
-        """Whether a signal that ends jobs is pending: there is no longer a command that would get it."""
-        self.is_told_to_end |= signal.sigtimedwait(ENDINGS, 0) is not None
+    def _has_been_told(self, seconds: float = 0.0) -> bool:
+        """Whether a signal that ends jobs is pending, or comes in that time: no command is left that would get it."""
+        self.is_told_to_end |= signal.sigtimedwait(ENDINGS, seconds) is not None
         return self.is_told_to_end
 
 

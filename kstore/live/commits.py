@@ -98,6 +98,7 @@ class LiveCommits:
         self._is_held_up = False
         self._is_closed = False
         self._is_over = False
+        """Whether the last commit has succeeded, or there is to be none."""
         self._last: CommitReport | None = None
         self._logged = 0
         """How many of the checkpoints have been logged."""
@@ -203,10 +204,10 @@ class LiveCommits:
                 self._round(Step.CHECKPOINT, request)
             elif request:
                 self.store.release(self._key)
+                self._is_over = request.is_last
             elif not self.only_asked and self._schedule.is_overdue(time.monotonic(), self._is_uneasy):
                 self._round(Step.CHECKPOINT)
             if request and request.is_last:
-                self._is_over = True
                 return
 
     def _plan(self) -> Plan | None:
@@ -295,6 +296,7 @@ class LiveCommits:
     def _commit(self, request: _Request) -> CommitReport:
         releases = request.is_last or request.releases
         report = self.store.commit(self._key) if releases else self.store.checkpoint(self._key)
+        self._is_over = request.is_last
         is_news = report.status is CommitStatus.COMMITTED
         if is_news:
             self.checkpoints.append(report)
@@ -335,8 +337,7 @@ class LiveCommits:
                 self._answer_late(request, request.answer)
 
     def _answer_late(self, request: _Request, answer: Answer[CommitReport]) -> None:
-        if not self._is_over:  # The thread has died, and what came after its last commit is not published.
-            self._is_over = request.is_last
+        if not self._is_over:  # The last commit has failed, or the thread has died before it.
             self._round(Step.CHECKPOINT, request)
         elif self._last:
             answer.give(self._last)

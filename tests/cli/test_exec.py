@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -504,6 +505,7 @@ def test_a_store_that_cannot_be_used_does_not_stop_the_command(cli: Cli) -> None
     assert (result.code, result.out) == (5, "ran\n")
     assert "kstore: warning: nothing is restored, the command runs cold: there is no store at /nowhere" in result.err
     assert "kstore: warning: nothing is committed: " in result.err
+    assert "tries again" not in result.err
 
 
 def test_a_cache_root_that_cannot_be_used_does_not_stop_the_command(cli: Cli) -> None:
@@ -521,6 +523,72 @@ def test_a_failed_commit_is_a_warning(cli: Cli) -> None:
 
     assert result.code == 6
     assert "kstore: warning: nothing is committed: " in result.err
+
+
+TROUBLE = """
+import os
+from kstore.published.refs import Refs
+
+publish, failures = Refs.publish, iter(range({times}))
+
+def fail_at_first(*what):
+    for _ in failures:
+        raise OSError({code}, os.strerror({code}))
+    return publish(*what)
+
+Refs.publish = fail_at_first
+"""
+
+
+def unable_to_publish(cli: Cli, code: int, times: int) -> dict[str, str]:
+    """Variables of a process that cannot publish at first."""
+    folder = cli.folder / "troubled"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(TROUBLE.format(code=code, times=times))
+    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
+@pytest.mark.parametrize("options", [("--settle", "1h", "--every", "1h"), ("--no-live",)], ids=["live", "not live"])
+def test_trouble_of_some_seconds_does_not_cost_the_last_commit(cli: Cli, options: tuple[str, ...]) -> None:
+    cli("init")
+    process = cli.start(
+        "exec", "my/v1", *options, "--", "sh", "-ec", f"{compiling('one')}; exit 6",
+        **unable_to_publish(cli, errno.ENOTCONN, times=1),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 6
+    assert "kstore: warning: nothing is committed yet, kstore tries again in 1 s: cannot commit to" in err
+    assert "kstore: committed my/v1 generation 1: 1 new file of 1" in err
+    assert newest_files(cli) == 1
+
+
+def test_trouble_that_does_not_pass_by_itself_is_not_waited_for(cli: Cli) -> None:
+    cli("init")
+    process = cli.start(
+        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"),
+        **unable_to_publish(cli, errno.ENOSPC, times=1),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=60)
+
+    assert "nothing is committed: cannot commit to" in err
+    assert "tries again" not in err
+
+
+def test_a_signal_ends_the_wait_for_a_store_in_trouble_with_one_last_attempt(cli: Cli) -> None:
+    cli("init")
+    process = cli.start(
+        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"),
+        **unable_to_publish(cli, errno.ENOTCONN, times=100),
+    )  # fmt: skip
+    assert process.stderr is not None
+    while "tries again in 2 s" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+
+    assert "nothing is committed: cannot commit to" in err
+    assert "tries again" not in err
 
 
 def test_a_store_that_hangs_does_not_stop_the_command_nor_its_signals(cli: Cli) -> None:

@@ -320,6 +320,21 @@ def test_after_the_end_a_request_is_told_what_the_last_commit_did(node: Node, st
     assert live.publish(PATIENCE) == report
 
 
+def test_a_last_commit_that_failed_can_be_asked_for_again(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = start(settle=NEVER)
+    node.tree.wrapper("one")
+    monkeypatch.setattr(node.store, "commit", _failing_once(node.store.commit))
+    with pytest.raises(StoreUnavailable, match="it is away"):
+        live.publish(PATIENCE, is_last=True)
+    live._thread.join(PATIENCE)
+
+    report = live.publish(PATIENCE, is_last=True)
+    assert (report.status, files(node)) == (CommitStatus.COMMITTED, 1)
+    assert live.publish(PATIENCE) == report
+
+
 def test_after_a_discarded_end_there_is_nothing_to_tell(node: Node, start: Start) -> None:
     live = start(settle=NEVER)
     live.discard()
