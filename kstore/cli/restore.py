@@ -56,8 +56,9 @@ def command(
 
     if generation:
         refuse("is for a KEY that has nothing yet, and --generation asks for what it has", "seed")
-    if wait is None:
-        refuse("is for a worker that compiles while others wait, which it does with --wait", "lease_ttl")
+    if wait is None or generation or require:
+        leads = "with --wait, and without --generation and --require"
+        refuse(f"is for a worker that compiles while others wait, which it does {leads}", "lease_ttl")
     output = invocation.output
     store = invocation.store()
     choice: dict[str, Any] = {"generation": generation, "seed": seed, "wait": wait or 0, "group": group}

@@ -207,6 +207,8 @@ def test_json_stays_one_line_whatever_a_name_holds(capsys: pytest.CaptureFixture
         (("exec", "my/v1", "--no-live", "--every", "1m", "--", "false"), "--every is for commits while the command"),
         (("restore", "my/v1", "--generation", "1", "--seed", "my/v0"), "--seed is for a KEY that has nothing yet"),
         (("restore", "my/v1", "--lease-ttl", "10m"), "which it does with --wait"),
+        (("restore", "my/v1", "--wait", "1", "--lease-ttl", "10m", "--require"), "without --generation and --require"),
+        (("restore", "my/v1", "--wait", "1", "--lease-ttl", "10m", "--generation", "1"), "without --generation and --"),
         (("diff", "my/v1", "my/v1", "--cache-root", "/tmp"), "--cache-root is for a single KEY"),
         (("diff", "my/v1", "--gpu2", "h100"), "--gpu2 is for a second KEY"),
         (("diff", "my/v1", "--environment2", "torch"), "--environment2 is for a second KEY"),
