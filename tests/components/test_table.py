@@ -11,6 +11,7 @@ from kstore.published.manifest import Flag
 
 HEX = "3f2a" * 16
 BASE32 = "KVIMKGUDQ25L5SZV2TJMBXN2FRW6FXYNHHRCNVZZXFPOPLX7CUXQ"
+BASE64 = "X6ZgAXqfMhh1nvGNQ-eHtZeWF2Jc9N-YriqJDbBGx3I"  # Triton 3.2
 
 
 @pytest.fixture
@@ -191,6 +192,7 @@ def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component,
         f"ab/c{HEX}.so.error",
         f"ab/c{HEX}.o.error",
         "torch_cutlass/",
+        "torch_cutlass_library/",  # try_import_cutlass in torch 2.6 and 2.7
         "memoizer_cache.json",
         "configs_0a1b.json",
         "aoti_eager/",
@@ -210,6 +212,7 @@ def test_what_torch_opens_for_writing_again_is_never_linked(inductor: Component,
         *(f"ab/c{HEX}.wrapper_{what}_flags.json" for what in ("compile", "linker")),
         f"ab/c{HEX}.wrapper_serialized_weights.bin",
         "ab/model.wrapper.cpp",
+        f"c{HEX[:51]}/",  # the folder of an export (compile_fx_aot)
         "core",
         "core.12345",
     ],
@@ -230,6 +233,11 @@ def test_a_triton_kernel_below_inductor_is_a_group(inductor: Component) -> None:
     assert inductor.unit(f"triton/0/{BASE32}/") == Flag.GROUP
     kind = inductor.kind(f"triton/0/{BASE32}/k.cubin", Flag.GROUP, 3)
     assert (Flag(kind.flags), kind.unit) == (LINK | Flag.GROUP, 4)
+
+
+@pytest.mark.parametrize("name", [BASE32, BASE64])
+def test_a_triton_kernel_is_a_group_also_if_its_folder_is_inductors(inductor: Component, name: str) -> None:
+    assert inductor.unit(f"{name}/") == Flag.GROUP
 
 
 @pytest.mark.parametrize("folder", ["halide-runtime-host-0a1b/", f"ab/c{HEX}.halide/"])
