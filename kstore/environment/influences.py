@@ -25,6 +25,8 @@ OFF = (
     "INDUCTOR_CUDA_BACKEND_GENERATE_TEST_RUNNER_CODE", "LOG_TLPARSE",
 )  # fmt: skip
 """Variables of torch._inductor.config as well, where "0" is their default."""
+EARLIER_OFF = ("AOT_INDUCTOR_COMPILE_WRAPPER_WITH_O0",)
+"""The same, of torch 2.7; torch 2.13 lacks it."""
 LATER_OFF = ("ENABLE_HOST_SIDE_TMA", "ENABLE_TEMPLATE_AUTOWS", "FLYDSL_ENABLE_AUTOTUNING")
 """The same, of torch 2.15; torch 2.13 lacks them."""
 ON = (
@@ -45,7 +47,7 @@ _AOT = {
     "TORCH_COMPILE_GRAPH_FORMAT": "torch_compile_graph_format",
 }
 INFLUENCES = {
-    **dict.fromkeys((*OFF, *LATER_OFF, *ON, *_OTHERS), _GRAPHS),
+    **dict.fromkeys((*OFF, *EARLIER_OFF, *LATER_OFF, *ON, *_OTHERS), _GRAPHS),
     **{name: f"AOT entries: it sets torch._functorch.config.{setting}" for name, setting in _AOT.items()},
     "CI": "AOT entries: it sets torch._functorch.config.error_on_custom_op_aliasing",
     "OMP_NUM_THREADS": _THREADS,
@@ -62,7 +64,7 @@ OF_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 FOR_THE_CPU = {*OF_THREADS, "ATEN_CPU_CAPABILITY"}
 """They concern only graphs that have code for the CPU."""
 _DEFAULTS = {
-    **dict.fromkeys((*OFF, *LATER_OFF), "0"),
+    **dict.fromkeys((*OFF, *EARLIER_OFF, *LATER_OFF), "0"),
     **dict.fromkeys((*ON, "FAKE_ALLOW_META"), "1"),
     **dict.fromkeys(("AOT_PARTITIONER_DEBUG", "PARTITIONER_MEMORY_BUDGET_PARETO"), "0"),
     "CXX": "g++",

@@ -1070,6 +1070,12 @@ def test_switches_of_torchs_that_bear_other_names_are_in_its_keys() -> None:
         "ENABLE_HOST_SIDE_TMA", "FAKE_ALLOW_META",
     }  # fmt: skip
     assert have_same_keys("TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2", "1", None)
+    assert not have_same_keys("AOT_INDUCTOR_COMPILE_WRAPPER_WITH_O0", "1", None)  # of torch 2.7
+    assert have_same_keys("AOT_INDUCTOR_COMPILE_WRAPPER_WITH_O0", "0", None)
+
+
+def test_variables_of_older_tritons_are_in_their_keys() -> None:
+    assert influence("TRITON_DISABLE_RESHAPE_ENCODING_INFERENCE") == "Triton's kernels" == influence("USE_IR_LOC")
 
 
 @pytest.mark.parametrize("name", ["LAYOUT_OPTIMIZATION", "PARTITIONED_SCATTER_ENABLED"])
