@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.compiler
 
 MODELS = ("transformer", "convolution", "dynamic")
 LAYOUTS = ("loose", "packed")
+TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,7 @@ def test_two_cold_processes_with_different_graphs_lose_nothing(tmp_path: Path, q
     assert report["outputs"] == cold[0]["outputs"] | cold[1]["outputs"]
 
 
+@pytest.mark.skipif(TORCH < (2, 8), reason="C++ code holds the path of the cache root")
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_cold_workers_that_compile_the_same_take_the_room_of_one(count: int, tmp_path: Path, quick: Container) -> None:
     workers = []

@@ -42,6 +42,7 @@ Choice = TypeVar("Choice")
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGE_TIME = 1_700_000_000
+BEFORE_3_3 = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)
 
 FRAME = Template('''"""Kernel $index: $family."""
 
@@ -233,11 +234,38 @@ def attributes(signature: dict[str, str]) -> dict[tuple[int], list[list[object]]
     return {(position,): [["tt.divisibility", 16]] for position in range(len(signature))}
 
 
+def source_of(module: ModuleType) -> ASTSource:
+    if BEFORE_3_3:
+        from triton.backends.compiler import AttrsDescriptor
+
+        aligned = AttrsDescriptor.from_hints(dict.fromkeys(range(len(module.SIGNATURE)), 16))
+        return ASTSource(kernel_of(module), module.SIGNATURE, module.CONSTEXPRS, aligned)
+    signature = module.SIGNATURE | dict.fromkeys(module.CONSTEXPRS, "constexpr")
+    return ASTSource(kernel_of(module), signature, module.CONSTEXPRS, attributes(module.SIGNATURE))
+
+
 def compile_kernel(path: Path) -> None:
     module = load(path)
-    signature = module.SIGNATURE | dict.fromkeys(module.CONSTEXPRS, "constexpr")
-    source = ASTSource(kernel_of(module), signature, module.CONSTEXPRS, attributes(module.SIGNATURE))
-    triton.compile(source, target=TARGET, options=module.OPTIONS)
+    triton.compile(source_of(module), target=TARGET, options=module.OPTIONS)
+
+
+def compiling(results: Counter[bool]) -> None:
+    """Count whether each kernel was found."""
+    if hasattr(triton, "knobs"):
+        triton.knobs.compilation.listener = lambda *, cache_hit, **_: results.update([cache_hit])
+        return
+    # Triton 3.3 and older tell nobody, but every kernel is asked for its hash, and one that is not found is then made.
+    find, make = ASTSource.hash, ASTSource.make_ir
+
+    def ask(source: ASTSource) -> object:
+        results[True] += 1
+        return find(source)
+
+    def build(source: ASTSource, *arguments: object) -> object:
+        results.update({True: -1, False: 1})
+        return make(source, *arguments)
+
+    ASTSource.hash, ASTSource.make_ir = ask, build
 
 
 def write_sources(arguments: argparse.Namespace) -> Iterator[Path]:
@@ -264,7 +292,7 @@ def main() -> None:
     # A .pyc is trusted by size and whole seconds: two releases within one second would run the same code.
     sys.dont_write_bytecode = True
     results: Counter[bool] = Counter()
-    triton.knobs.compilation.listener = lambda *, cache_hit, **_: results.update([cache_hit])
+    compiling(results)
     started = time.perf_counter()
     for path in write_sources(arguments):
         compile_kernel(path)
