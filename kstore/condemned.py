@@ -118,7 +118,7 @@ def fences(backend: Backend) -> list[str]:
 
 def staged(backend: Backend) -> list[str]:
     """Names in `tmp/`: of what is being written, refs included, and of what killed writers left."""
-    return sorted(child.name for child in backend.list(STAGING) if not child.is_folder and is_staged(child.name))
+    return sorted(child.name for child in backend.list_made(STAGING) if not child.is_folder and is_staged(child.name))
 
 
 def has_leftovers(backend: Backend, before: int) -> bool:

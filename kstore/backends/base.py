@@ -157,6 +157,13 @@ class Backend(Protocol):
         leading "." are left out: NFS leaves `.nfsXXXX` for open files that were deleted.
         """
 
+    def list_made(self, folder: str) -> Iterator[Child]:
+        """The same for a folder that was made. Nothing in kstore removes one: if it is not found, that is trouble.
+
+        Raises:
+            OSError: it cannot be listed, or is not there.
+        """
+
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""
 

@@ -225,13 +225,15 @@ class PosixBackend:
 
     def list(self, folder: str) -> Iterator[Child]:
         """The direct children of `folder`. NFS leaves `.nfsXXXX` for open files that were deleted: not ours."""
-        try:
-            with os.scandir(self.path(folder) if folder else self._prefix) as entries:
-                for entry in entries:
-                    if not entry.name.startswith("."):
-                        yield Child(entry.name, _is_folder(entry))
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from self.list_made(folder)
+
+    def list_made(self, folder: str) -> Iterator[Child]:
+        """The same for a folder that was made."""
+        with os.scandir(self.path(folder) if folder else self._prefix) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    yield Child(entry.name, _is_folder(entry))
 
     def delete(self, name: str) -> None:
         """Remove one object; no error if it is gone already."""

@@ -131,7 +131,7 @@ def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
     """Mark what every generation needs, except those whose refs' names are in `gone`."""
-    for scope in storage.refs.scopes():
+    for scope in storage.refs.all_scopes():
         refs = _refs(storage, scope, gone, marked)
         marked.newest.update(refs[-1:])
         for ref in refs:
@@ -142,14 +142,14 @@ def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progr
 
 def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
     refs = []
-    for generation in storage.refs.generations(scope):
+    for generation in storage.refs.all_generations(scope):
         if ref_name(scope, generation) in gone:
             continue
         try:
             refs.append(storage.refs.get(scope, generation))
         except MissError as error:
             # Another gc may have removed it since. One that is still listed but not found keeps all that it may name.
-            if generation in storage.refs.generations(scope):
+            if generation in storage.refs.all_generations(scope):
                 marked.unreadable.append(str(error))
         except IntegrityError as error:
             marked.unreadable.append(str(error))

@@ -65,11 +65,11 @@ class Retention:
         return judge(cache(lambda generation: is_whole(self._storage, history.scope, generation.number)))
 
     def _histories(self) -> Iterator[History]:
-        for scope in self._storage.refs.scopes():
+        for scope in self._storage.refs.all_scopes():
             if not self._report.dry_run:
                 self._storage.refs.finish_drops(scope)
             pins = self._storage.refs.pins(scope)
-            found = [self._generation(scope, number, pins) for number in self._storage.refs.generations(scope)]
+            found = [self._generation(scope, number, pins) for number in self._storage.refs.all_generations(scope)]
             generations = tuple(generation for generation in found if generation)
             if generations:
                 newest = generations[-1]

@@ -60,7 +60,7 @@ class Repair:
             self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
             set_aside_pack(self._backend, pack)
         self._replace_all()  # Somebody may meanwhile have published what names one of them, as a rollback does.
-        self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.scopes()))
+        self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.all_scopes()))
         return not named and not left
 
     def _drop_needless(self, *, is_all_known: bool) -> None:
@@ -112,7 +112,7 @@ class Repair:
         return True
 
     def _replace_all(self) -> None:
-        for scope in self._storage.refs.scopes() if self._packs else ():
+        for scope in self._storage.refs.all_scopes() if self._packs else ():
             self._replace(scope)
 
     def _replace(self, scope: Scope) -> None:
@@ -194,7 +194,7 @@ class Repair:
     def _named(self) -> set[str]:
         """The damaged packs that a newest generation still names."""
         named = set[str]()
-        for scope in self._storage.refs.scopes() if self._packs else ():
+        for scope in self._storage.refs.all_scopes() if self._packs else ():
             with suppress(IntegrityError, MissError):
                 ref = self._storage.refs.newest(scope)
                 named |= self._packs.intersection(ref.packs if ref else ())

@@ -6,13 +6,14 @@ Beside a ref, `<n>.pin` keeps its generation, and `<n>.dropped` is a ref on its 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from kstore.backends import Backend, Upload
-from kstore.backends.base import NEAR, numbers_in
+from kstore.backends.base import NEAR, Child, numbers_in
+from kstore.blobs import loose, packindex
 from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
@@ -26,6 +27,8 @@ MAX_RACES = 1000
 """
 _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
+Look = Callable[[str], Iterator[Child]]
+"""Lists a folder."""
 
 
 class Refs:
@@ -42,9 +45,7 @@ class Refs:
         return sorted(self._listed(scope))
 
     def _listed(self, scope: Scope) -> Iterator[int]:
-        for child in self._backend.list(folder_of(scope)):
-            if not child.is_folder:
-                yield from numbers_in([child.name])
+        return _generations_in(self._backend.list(folder_of(scope)))
 
     def generations_ahead(self, scope: Scope) -> list[int]:
         """The same, for a caller that reads the newest next. Over a network, the first one listed is read before the
@@ -202,12 +203,34 @@ class Refs:
 
     def parts(self, gpu: str, under: str) -> list[str]:
         """The next parts of keys below `under`, a key prefix such as `my-model`."""
-        return [name for name in _parts(self._backend, REFS, gpu, under) if not name.startswith("@")]
+        return [name for name in _parts(self._backend.list, REFS, gpu, under) if not name.startswith("@")]
 
     def scopes(self, under: str = "") -> Iterator[Scope]:
         """Every scope with a folder, in order; `under` is a key prefix such as `my-model`."""
         for gpu in self.gpus():
-            yield from walk_scopes(self._backend, REFS, gpu, under)
+            yield from walk_scopes(self._backend.list, REFS, gpu, under)
+
+    def all_scopes(self) -> Iterator[Scope]:
+        """The same for whoever deletes what no generation needs: what a server denies while it heals must not look like
+        nothing.
+
+        Raises:
+            OSError: not all of them can be listed.
+        """
+        look = self._backend.list_made
+        folders = {child.name for child in look("") if child.is_folder}
+        if folders.isdisjoint({REFS, packindex.FOLDER, loose.FOLDER}):
+            return
+        for gpu in sorted(child.name for child in look(REFS) if child.is_folder):
+            yield from walk_scopes(look, REFS, gpu)
+
+    def all_generations(self, scope: Scope) -> list[int]:
+        """`generations` of one of all scopes.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        return sorted(_generations_in(self._backend.list_made(folder_of(scope))))
 
 
 def outraced(scope: Scope) -> StoreUnavailable:
@@ -221,22 +244,28 @@ def _no_generation(scope: Scope, generation: int) -> MissError:
     return MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them")
 
 
-def walk_scopes(backend: Backend, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
+def _generations_in(children: Iterable[Child]) -> Iterator[int]:
+    for child in children:
+        if not child.is_folder:
+            yield from numbers_in([child.name])
+
+
+def walk_scopes(look: Look, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
     """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
-    for name in _parts(backend, folder, gpu, key):
+    for name in _parts(look, folder, gpu, key):
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
         else:
-            yield from walk_scopes(backend, folder, gpu, f"{key}/{name}" if key else name)
+            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name)
 
 
-def _parts(backend: Backend, folder: str, gpu: str, key: str) -> list[str]:
+def _parts(look: Look, folder: str, gpu: str, key: str) -> list[str]:
     """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
     otherwise a link that leads to a folder above it would have no end.
     """
     if len(key) > MAX_KEY_LENGTH:
         return []
-    return sorted(child.name for child in backend.list("/".join(filter(None, (folder, gpu, key)))) if child.is_folder)
+    return sorted(child.name for child in look("/".join(filter(None, (folder, gpu, key)))) if child.is_folder)
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:

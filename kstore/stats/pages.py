@@ -195,4 +195,4 @@ def sweep_stats(backend: Backend, is_there: Callable[[Scope], bool]) -> None:
 def _scopes(backend: Backend) -> Iterator[Scope]:
     for child in backend.list(FOLDER):
         if child.is_folder and not child.name.startswith("@"):
-            yield from walk_scopes(backend, FOLDER, child.name)
+            yield from walk_scopes(backend.list, FOLDER, child.name)

@@ -67,6 +67,14 @@ def test_a_store_without_a_folder_for_staging_has_a_clock(backend: PosixBackend)
     assert backend.clock() >= backend.stat("before").mtime_ns
 
 
+def test_a_folder_that_was_made_and_is_not_there_is_trouble(backend: PosixBackend) -> None:
+    backend.put("made/name", b"")
+    assert [child.name for child in backend.list_made("made")] == ["name"]
+    for name in ("missing", "made/name"):
+        with pytest.raises(OSError, match=name):
+            list(backend.list_made(name))
+
+
 def test_staging_names_differ(backend: PosixBackend) -> None:
     assert len({backend.staging_path() for _ in range(100)}) == 100
 

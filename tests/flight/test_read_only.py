@@ -22,7 +22,7 @@ from tests.trees import ENVIRONMENT, GPU, KEY, Node, Tree, listing
 
 SHORT = 0.3
 REPOSITORY = Path(__file__).parents[2]
-READING = ("get", "get_many", "list", "look_ahead", "open", "stat", "stat_many", "path", "rely_on")
+READING = ("get", "get_many", "list", "list_made", "look_ahead", "open", "stat", "stat_many", "path", "rely_on")
 pytestmark = pytest.mark.usefixtures("host")
 
 

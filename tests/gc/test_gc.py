@@ -7,9 +7,10 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,69 @@ def test_what_cannot_be_read_may_need_anything(tmp_path: Path, what: str) -> Non
     assert report.status is GcStatus.INCOMPLETE
     assert len(report.unreadable) == 1 and "generation 4" in report.unreadable[0]
     assert stored(node) == before
+
+
+@contextmanager
+def denied(folder: Path, listing: int, *, lasts: bool) -> Iterator[list[int]]:
+    """A server says once, or from then on, that a folder is not there, as GlusterFS does while it heals. Yields the
+    numbers of the listings for which it has said so.
+    """
+    real, numbers, told = os.scandir, count(1), list[int]()
+
+    def scandir(path: str) -> Any:
+        if Path(path) == folder:
+            number = next(numbers)
+            if number == listing or (lasts and number > listing):
+                told.append(number)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        yield told
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("depth", range(1, 6))
+def test_what_a_server_says_is_not_there_is_not_taken_for_nothing(
+    tmp_path: Path, layout: str, depth: int, lasts: bool
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    grow(node, "one")
+    pass_time(node)
+    folder, before = node.location.joinpath(*Path(node.newest().name).parts[:depth]), stored(node)
+    for listing in count(1):
+        with denied(folder, listing, lasts=lasts) as told, suppress(StoreUnavailable):
+            collect(node)
+        assert not list_names(node.store.storage.backend)
+        if not told:
+            break
+    assert listing > 1
+    assert collect(node).status is GcStatus.COLLECTED
+    assert stored(node) == before
+
+
+def test_a_store_whose_refs_are_gone_keeps_everything(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    grow(node, "one")
+    (node.location / "refs").rename(tmp_path / "away")
+    before = stored(node)
+    with pytest.raises(StoreUnavailable, match="refs"):
+        collect_fully(node)
+    assert stored(node) == before
+
+
+def test_a_commit_that_a_server_does_not_show_is_not_overlooked(tmp_path: Path) -> None:
+    """It may rely on what is condemned now: then there is no fence, and nothing is deleted before there is one."""
+    node = Node(tmp_path, layout="loose")
+    for variant in "ab":
+        replace_kernels(node, variant)
+    pass_time(node)
+    backend = node.store.storage.backend
+    with denied(node.location / "tmp", 1, lasts=True) as told, pytest.raises(StoreUnavailable):
+        collect(node, keep=1)
+    assert told
+    assert [condemned.fenced_at(backend, name) for name in list_names(backend)] == [None]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
