@@ -31,6 +31,7 @@ from kstore.errors import (
 )
 from kstore.operations import bring as bringing
 from kstore.published.ref import RefState
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus
 from kstore.store import Store
 from kstore.used import mark_name
@@ -194,6 +195,35 @@ def test_a_file_that_is_merged_by_meaning_is_merged(tmp_path: Path, layout: str)
     assert bring(target, bundle).scopes[0].status is CommitStatus.UNCHANGED
 
 
+def test_what_an_import_merges_is_not_relied_upon_where_gc_is_about_to_delete_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, twin, target = (other_store(tmp_path / name) for name in ("source", "twin", "target"))
+    for node, values in ((source, {"a": 1}), (twin, {"b": 2}), (target, {"b": 2})):
+        node.tree.timings(values)
+        node.commit()
+    bundle = bundle_of(source, tmp_path)
+    bring(twin, bundle)
+    (merged,) = restored(twin).values()
+    other = other_store(tmp_path / "target", name="other")
+    other.tree.put("inductor/cache/system", merged)
+    other.commit("other/key")
+    other.store.forget("other/key")
+    pass_time(target)
+    collect(target)
+    pass_time(target)
+    upload, deleted = bringing._BringIn._upload, list[int]()
+
+    def after_gc(self: object, *arguments: object) -> None:
+        deleted.append(collect(target).deleted.files)
+        upload(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bringing._BringIn, "_upload", after_gc)
+    bring(target, bundle)
+    assert deleted[0]
+    assert list(restored(target).values()) == [merged]
+
+
 def test_only_what_the_store_lacks_is_uploaded(
     source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +276,46 @@ def test_an_import_meets_a_commit(source: Node, tmp_path: Path, monkeypatch: pyt
     assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
     expected = without_relocated(contents(source.tree.root) | contents(rival.tree.root))
     assert restored(target) == expected
+
+
+def test_an_import_that_was_outrun_merges_with_what_is_not_listed_yet(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS may go on listing a folder as it was."""
+    target = other_store(tmp_path / "target", "packed")
+    rival = Node(tmp_path / "target", "rival", layout="packed")
+    with monkeypatch.context() as patch:
+        upload = bringing._BringIn._upload
+
+        def outrun(self: object, *arguments: object) -> None:
+            patch.setattr(bringing._BringIn, "_upload", upload)
+            fill(rival, "rival")
+            patch.setattr(Refs, "_listed", lambda *_: iter(()))
+            upload(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(bringing._BringIn, "_upload", outrun)
+        patch.setattr(bringing, "MAX_RACES", 3)
+        (brought,) = bring(target, bundle_of(source, tmp_path)).scopes
+    assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
+    assert restored(target) == without_relocated(contents(source.tree.root) | contents(rival.tree.root))
+
+
+def test_an_import_that_is_outrun_again_and_again_says_so(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Refs, "publish", lambda *_: False)
+    monkeypatch.setattr(bringing, "MAX_RACES", 1)
+    with pytest.raises(StoreUnavailable, match="attempts to publish"):
+        bring(other_store(tmp_path / "target"), bundle_of(source, tmp_path))
+
+
+def test_a_folder_that_holds_something_else_is_left_as_it_is(source: Node, tmp_path: Path) -> None:
+    target = other_store(tmp_path / "target")
+    target.location.mkdir()
+    (target.location / "notes.txt").touch()
+    with pytest.raises(StoreFormatError, match="not a store"):
+        bring(target, bundle_of(source, tmp_path))
+    assert list(target.location.iterdir()) == [target.location / "notes.txt"]
 
 
 # ---- Killed, and run again

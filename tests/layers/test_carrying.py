@@ -14,6 +14,7 @@ from kstore.bundles.partial import finished_as
 from kstore.bundles.writer import BundleWriter
 from kstore.errors import StoreBelowMissing
 from kstore.operations.copy import copy_keys
+from kstore.published.layers import BASE
 from kstore.published.leaning import leans_on
 from kstore.published.manifest import Flag
 from kstore.report import CommitStatus
@@ -49,21 +50,26 @@ def restored_alone(folder: Path, store: Path) -> set[str]:
     return has(node)
 
 
+def stands_alone(node: Node) -> bool:
+    """Whether the newest generation leans on no store, and names none that its line began in."""
+    manifest = node.store.snapshot(node.newest()).manifest
+    return not (leans_on(manifest) or BASE in manifest.meta or any(e.flags & Flag.BELOW for e in manifest.entries()))
+
+
 def test_a_bundle_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
     path = bundle(grown(fleet), tmp_path / "bundle.kstore")
     target = other_store(tmp_path / "far", "packed")
     import_bundle(target.store, path)
 
-    manifest = target.store.snapshot(target.newest()).manifest
-    assert not leans_on(manifest)
-    assert not any(entry.flags & Flag.BELOW for entry in manifest.entries())
+    assert stands_alone(target)
     assert restored_alone(tmp_path, target.location) == {"below", "above"}
 
 
-def test_a_copy_holds_what_is_below_too(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_copy_holds_what_is_below_too_and_says_nothing_of_it(fleet: Fleet, tmp_path: Path) -> None:
     worker, target = grown(fleet), other_store(tmp_path / "far", "packed")
     copy_keys(worker.store, target.store)
 
+    assert stands_alone(target)
     assert restored_alone(tmp_path, target.location) == {"below", "above"}
 
 
@@ -128,6 +134,12 @@ def test_without_the_image_what_another_commit_has_stored_since_is_exported(tmp_
     write_bundle(alone(worker), tmp_path)
 
 
+def left_below(node: Node, key: str = KEY) -> set[bytes]:
+    """Digests of what the newest generation says a store below has."""
+    manifest = node.store.snapshot(node.newest(key)).manifest
+    return {entry.digest for entry in manifest.entries() if entry.flags & Flag.BELOW}
+
+
 def test_what_comes_in_joins_what_only_the_image_has(fleet: Fleet, tmp_path: Path) -> None:
     fleet.bake("below")
     before = fingerprint(fleet.base)
@@ -135,8 +147,11 @@ def test_what_comes_in_joins_what_only_the_image_has(fleet: Fleet, tmp_path: Pat
     fill(source, "carried")
     source.commit()
     target = fleet.worker("target")
-    import_bundle(target.store, bundle(source, tmp_path / "bundle.kstore"))
+    (brought,) = import_bundle(target.store, bundle(source, tmp_path / "bundle.kstore")).scopes
 
+    assert brought.generation == 1
+    here = {entry.digest for entry in source.published().values()}
+    assert left_below(target) == {entry.digest for entry in target.published().values()} - here
     worker = fleet.worker("worker")
     assert not worker.restore().left_out
     assert has(worker) == {"below", "carried"}
@@ -154,3 +169,21 @@ def test_what_comes_in_upon_a_leaning_generation_leaves_it_so(fleet: Fleet, tmp_
     fresh = fleet.worker("fresh")
     assert not fresh.restore(KEY).left_out
     assert has(fresh) == {"below", "above", "carried"}
+
+
+def test_what_comes_in_and_an_image_has_is_left_there_until_somebody_without_the_image_brings_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.bake("below")
+    source, target = other_store(tmp_path / "far", "packed"), fleet.worker("target")
+    fill(source, "below")
+    source.commit()
+    path = bundle(source, tmp_path / "bundle.kstore")
+
+    import_bundle(target.store, path, "other/key")
+    assert left_below(target, "other/key") == {entry.digest for entry in source.published().values()}
+    for status in (CommitStatus.COMMITTED, CommitStatus.UNCHANGED):
+        (brought,) = import_bundle(alone(target).store, path, "other/key").scopes
+        assert brought.status is status
+    assert not left_below(target, "other/key")
+    assert alone(target).restore("other/key").left_out == 0
