@@ -19,6 +19,7 @@ from kstore.damaged import set_aside_blob
 from kstore.environment import Host
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
+from kstore.operations.copy import copy_keys
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from tests.gc.stores import collect_fully, kernels, restored
@@ -331,6 +332,68 @@ def test_what_is_noted_as_lost_is_put_back_although_its_pack_could_not_be_replac
     assert Node(tmp_path, layout="packed").commit().status is CommitStatus.COMMITTED
     assert restored(tmp_path, "third") == kernels(node)
     assert Node(tmp_path, layout="packed").commit().status is CommitStatus.UNCHANGED
+
+
+def copied_aside(node: Node) -> Node:
+    """Another store with the same keys."""
+    folder = node.location.parent / "aside"
+    shutil.copytree(node.location, folder / node.location.name)
+    return Node(folder, layout=None)
+
+
+def copy_back(node: Node, aside: Node) -> CommitStatus:
+    (brought,) = copy_keys(aside.store, node.store).scopes
+    return brought.status
+
+
+def commit_again(node: Node, aside: Node) -> CommitStatus:
+    return node.commit().status
+
+
+def test_a_copy_puts_back_what_a_pack_that_is_still_named_has_lost(layout: str, tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    kernel = node.tree.kernel()
+    node.commit()
+    aside = copied_aside(node)
+    rot_frame(node, f"{kernel}/k.cubin")
+    for entry in node.published().values():
+        set_aside_blob(node.store.storage.backend, entry.digest)
+    for status, generation in ((CommitStatus.COMMITTED, 2), (CommitStatus.UNCHANGED, 2)):
+        assert copy_back(Node(tmp_path, "target", layout=layout), aside) is status
+        assert node.newest().generation == generation
+        collect_fully(node, keep=1)
+        assert restored(tmp_path, f"after {status}") == kernels(node)
+
+
+@pytest.mark.parametrize("put_back", [commit_again, copy_back])
+def test_what_is_noted_as_lost_is_put_back_although_its_name_is_taken_by_a_damaged_blob(
+    put_back: Callable[[Node, Node], CommitStatus], tmp_path: Path
+) -> None:
+    node = Node(tmp_path, layout="loose")
+    kernel = node.tree.kernel()
+    node.commit()
+    aside = copied_aside(node)
+    place, digest = blob(node, f"{kernel}/k.cubin"), node.published()[f"{kernel}/k.cubin"].digest
+    alter(node, f"{kernel}/k.cubin")
+    damaged = place.read_bytes()
+    set_aside_blob(node.store.storage.backend, digest)
+    place.write_bytes(damaged)
+    for status in (CommitStatus.COMMITTED, CommitStatus.UNCHANGED):
+        assert put_back(Node(tmp_path, layout="loose"), aside) is status
+    assert restored(tmp_path, "third") == kernels(node)
+
+
+def test_a_copy_that_puts_all_back_no_longer_names_the_pack_that_is_gone(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    for name in ("one", "two"):
+        node.tree.kernel(name)
+        node.commit()
+    aside = copied_aside(node)
+    lost = node.newest().packs[-1]
+    (node.location / "packs" / lost).unlink()
+
+    assert copy_back(Node(tmp_path, layout="packed"), aside) is CommitStatus.COMMITTED
+    assert lost not in node.newest().packs
 
 
 def test_a_pack_that_is_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Path) -> None:

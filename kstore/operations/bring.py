@@ -139,7 +139,7 @@ class _BringIn:
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
         reliance = uploader.begin(theirs.snapshot, None, lambda: among, is_first=not theirs.generation)
         plan = self._plan(reliance, news, lost)
-        offered = {entry.digest for _, entry in news.taken} | lost | news.contents.keys()
+        offered = {entry.digest for _, entry in news.taken} | lost
         manifest = Manifest(news.files, news.hosts, self._meta(theirs))
         manifest = noted(self._storage, manifest, theirs.snapshot, offered, plan.below)
         data = manifest.dump()
@@ -155,10 +155,9 @@ class _BringIn:
 
     def _plan(self, reliance: Reliance, news: News, lost: set[bytes]) -> UploadPlan:
         """What is to be uploaded, with similar blobs next to each other."""
-        taken = sorted(news.taken, key=by_similarity)
-        plan = plan_upload(reliance, sizes_of(entry for _, entry in taken if entry.digest not in lost))
-        again = sizes_of(entry for entry in self._incoming.manifest.entries() if entry.digest in lost)
-        return replace(plan, wanted={**plan.wanted, **again})
+        again = ((path, entry) for path, entry in self._incoming.manifest.items() if entry.digest in lost)
+        offered = sorted((*news.taken, *again), key=by_similarity)
+        return plan_upload(reliance, sizes_of(entry for _, entry in offered), lost)
 
     def _upload(self, plan: UploadPlan, contents: Mapping[bytes, bytes], manifest: bytes) -> None:
         self._progress.done, self._progress.total = 0, len(plan.wanted)

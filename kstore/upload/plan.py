@@ -39,8 +39,8 @@ class UploadPlan:
             return False
         if not doomed.is_complete or digest in self.damaged:
             return True
-        if digest not in self.reliance.missed:
-            return False
+        if digest not in self.reliance.missed and digest not in self.lost:
+            return False  # Of any other blob it is known whether somebody has changed a loose one.
         try:
             return self.reliance.storage.blobs.loose.has(digest, size)
         except OSError:
