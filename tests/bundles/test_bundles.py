@@ -10,6 +10,7 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,8 @@ from kstore.published.ref import RefState
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus
 from kstore.store import Store
+from kstore.upload.plan import UploadPlan
+from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import (
     Killed,
@@ -73,6 +76,32 @@ def test_a_bundle_can_be_imported_under_another_key(source: Node, tmp_path: Path
     bring(target, bundle_of(source, tmp_path), "other/v2")
     assert target.store.newest(target.store.scope(KEY)) is None
     assert restored(target, key="other/v2") == without_relocated(contents(source.tree.root))
+
+
+def test_another_key_shares_what_the_key_beside_it_has(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, bundle = other_store(tmp_path / "target", "packed"), bundle_of(source, tmp_path)
+    bring(target, bundle, "model/v1")
+    stored = Stored(monkeypatch)
+    bring(target, bundle, "model/v2")
+    assert len(stored.digests) == 1  # the manifest
+    assert restored(target, key="model/v2") == without_relocated(contents(source.tree.root))
+
+
+def test_what_was_there_keeps_its_builder_and_what_is_published_says_under_which_key_and_upon_what(
+    source: Node, tmp_path: Path
+) -> None:
+    target, bundle = fill(other_store(tmp_path / "target"), "three"), bundle_of(source, tmp_path)
+    before = target.store.snapshot(target.newest()).manifest.meta
+    bring(target, bundle)
+    after = target.store.snapshot(target.newest()).manifest.meta
+    assert after == before | {"parent": 1, "nonce": after["nonce"]}
+    assert after["nonce"] != before["nonce"]
+
+    bring(target, bundle, "other/v2")
+    new = target.store.snapshot(target.newest("other/v2")).manifest.meta
+    assert (new["key"], new["cache_root"]) == ("other/v2", str(source.tree.root))
 
 
 def test_a_malformed_key_is_the_callers_mistake(source: Node, tmp_path: Path) -> None:
@@ -352,6 +381,27 @@ def test_an_import_that_was_killed_uploads_only_the_rest(
     assert 0 < len(stored.digests) < total * 2 // 3
     assert restored(again) == without_relocated(contents(source.tree.root))
     assert list((again.location / "groups").glob("*")) == []
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_no_batch_that_was_stored_before_the_kill_is_stored_again(
+    source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, copy = bundle_of(source, tmp_path), Uploader.copy
+    with monkeypatch.context() as patch:
+        before = Stored(patch)
+
+        def killed_at_the_last(uploader: Uploader, plan: UploadPlan, *rest: Any) -> set[bytes]:
+            if len(rest) > 1:
+                raise Killed
+            return copy(uploader, plan, *rest)
+
+        patch.setattr(Uploader, "copy", killed_at_the_last)
+        with pytest.raises(Killed):
+            bring(other_store(tmp_path / "target", layout), bundle)
+    stored = Stored(monkeypatch)
+    bring(other_store(tmp_path / "target", layout), bundle)
+    assert before.digests and set(before.digests).isdisjoint(stored.digests)
 
 
 @pytest.mark.usefixtures("small_batches")
