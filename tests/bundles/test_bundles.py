@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kstore.backends.posix import PosixBackend
 from kstore.blobs.dictionary import NEWEST
 from kstore.bundles.format import FORMAT, Header
 from kstore.bundles.importing import import_bundle
@@ -402,6 +403,39 @@ def test_no_batch_that_was_stored_before_the_kill_is_stored_again(
     stored = Stored(monkeypatch)
     bring(other_store(tmp_path / "target", layout), bundle)
     assert before.digests and set(before.digests).isdisjoint(stored.digests)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize(("name", "key"), [("other", KEY), ("bundle", "other/key")])
+def test_an_import_of_something_else_or_elsewhere_leaves_what_a_killed_one_has_noted(
+    source: Node, tmp_path: Path, name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle_of(source, tmp_path)
+    bundle_of(fill(other_store(tmp_path / "another"), "three"), tmp_path, "other")
+    target = other_store(tmp_path / "target", "packed")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        Stored(patch).limit = 12
+        bring(target, tmp_path / "bundle.kstore")
+    noted = contents(target.location / "groups")
+    bring(other_store(tmp_path / "target", "packed"), tmp_path / f"{name}.kstore", key)
+    assert noted and contents(target.location / "groups") == noted
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_an_import_is_done_although_its_notes_cannot_be_removed(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, delete = other_store(tmp_path / "target", "packed"), PosixBackend.delete
+
+    def refused(backend: PosixBackend, name: str) -> None:
+        if name.startswith("groups/"):
+            raise PermissionError(name)
+        delete(backend, name)
+
+    monkeypatch.setattr(PosixBackend, "delete", refused)
+    (brought,) = bring(target, bundle_of(source, tmp_path)).scopes
+    assert brought.status is CommitStatus.COMMITTED
+    assert list((target.location / "groups").iterdir())
 
 
 @pytest.mark.usefixtures("small_batches")
