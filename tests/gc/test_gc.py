@@ -895,6 +895,33 @@ def test_packs_that_are_mostly_dead_are_rewritten(tmp_path: Path, monkeypatch: p
     assert found == kernels(node) and keeper in found
 
 
+def test_a_pack_of_which_less_than_half_is_dead_is_not_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.gc.repack.WORTHWHILE", 1)
+    node = Node(tmp_path, layout="packed")
+    node.tree.put("inductor/ab/clarge.py", random.Random(1).randbytes(1 << 20))
+    for content in ("old", "new"):
+        node.tree.kernel("k", content)
+        node.commit()
+    for _ in range(2):
+        assert collect(node, keep=1).rewritten == 0
+        pass_time(node)
+
+
+def test_a_pack_that_is_mostly_dead_is_rewritten_once_no_older_generation_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.gc.repack.WORTHWHILE", 1)
+    node = Node(tmp_path, layout="packed")
+    node.tree.wrapper("keeper")
+    for content in ("old", "new", "newest"):
+        node.tree.kernel("k", content)
+        node.commit()
+    pass_time(node)
+    assert [collect(node, keep=keep).rewritten for keep in (2, 2, 1)] == [0, 0, 1]
+
+
 # ---- Small packs become one
 
 
@@ -968,6 +995,7 @@ def test_a_manifest_has_a_frame_of_its_own_in_the_one_pack(scattered: Node) -> N
     number = index.digests.index(scattered.newest().manifest)
     ends = list(accumulate(frame.blobs for frame in index.frames))
     assert number + 1 in ends and number in ends
+    assert len(ends) == 2  # All that is no manifest is in the other.
 
 
 @pytest.mark.parametrize("at", [8, 20], ids=["cannot be unpacked", "has other bytes"])
@@ -1000,6 +1028,63 @@ def test_where_there_is_no_room_for_another_pack_all_stays(
     assert (report.status, report.rewritten) == (GcStatus.COLLECTED, 0)
     assert scattered.newest() == before
     assert "not rewritten" in caplog.text
+
+
+def test_packs_that_cannot_become_one_keep_no_others_from_it_and_no_other_key_is_published_again(
+    scattered: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, finish, failures = Node(tmp_path, "other", layout="packed"), PackedBlobWriter.finish, list[str]()
+    for number in range(8):
+        other.tree.kernel(f"k{number}", "b")
+        other.commit("second/v1")
+    one = Node(tmp_path, "one", layout="packed")
+    one.tree.kernel("k", "c")
+    one.commit("third/v1")
+
+    def fail_once(writer: PackedBlobWriter) -> tuple[str, ...]:
+        if not failures:
+            failures.append("no room")
+            raise OSError(errno.ENOSPC, failures[0])
+        return finish(writer)
+
+    monkeypatch.setattr(PackedBlobWriter, "finish", fail_once)
+    assert collect(scattered).rewritten in (8, 9)
+    assert failures
+    assert sorted(len(scattered.newest(key).packs) for key in (KEY, "second/v1")) in ([1, 8], [1, 9])
+    assert scattered.newest("third/v1").generation == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "small"),
+    [([], 0), ([5, 5, 5], 3), ([1, 1, 3], 3), ([1, 1, 4], 2), ([1, 1, 4, 5], 4), ([1, 1, 4, 12], 2)],
+)
+def test_a_pack_stays_by_itself_if_it_has_twice_what_all_smaller_ones_have(sizes: list[int], small: int) -> None:
+    packs = [(size, f"pack {number}") for number, size in enumerate(sizes)]
+    assert repack._smallest(packs[::-1]) == tuple(name for _, name in packs[:small])
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "rewritten"),
+    [(1, IntegrityError("damaged"), 8), (7, OSError(errno.EIO, "it fails"), 2), (8, OSError(errno.EIO, "it fails"), 0)],
+)
+def test_packs_that_cannot_be_read_any_more_keep_no_others_from_becoming_one(
+    scattered: Node, bad: int, error: Exception, rewritten: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = scattered.newest().packs
+
+    class Reader(PackReader):
+        @property
+        def index(self) -> PackIndex:
+            if self._name.endswith(before[:bad]):
+                raise error
+            return super().index
+
+    pass_time(scattered)
+    monkeypatch.setattr(repack, "PackReader", Reader)
+    report = collect(scattered, keep=1)
+    assert (report.status, report.rewritten) == (GcStatus.COLLECTED, rewritten)
+    assert set(scattered.newest().packs).issuperset(before[:bad])
+    assert len(scattered.newest().packs) == (bad + 1)
 
 
 def test_a_pack_that_could_not_be_read_just_now_is_not_rewritten(
@@ -1256,7 +1341,9 @@ def test_a_key_that_is_forgotten_for_its_size_is_so_once(node: Node) -> None:
 
 def test_a_forgotten_key_is_not_rewritten(scattered: Node) -> None:
     scattered.store.forget("model/v1")
+    before = stored(scattered)
     assert collect(scattered).rewritten == 0
+    assert stored(scattered) == before
 
 
 def test_leftovers_of_killed_commits_are_removed_a_grace_later(node: Node) -> None:
