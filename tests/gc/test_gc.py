@@ -25,7 +25,7 @@ from kstore.blobs.packreader import PackReader
 from kstore.blobs.writers import PackedBlobWriter
 from kstore.condemned import Condemned, list_names, read_doomed, read_list, write_lists
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
 from kstore.gc import GcStatus, collection, repack, sweep
 from kstore.gc.delete import delete
 from kstore.gc.digests import DigestSet
@@ -38,6 +38,7 @@ from kstore.published.generations import republish
 from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
+from kstore.storage import Storage
 from kstore.used import mark_name
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.trees import KEY, Node, contents
@@ -1316,6 +1317,24 @@ def test_nothing_is_rewritten_where_it_cannot_be_published(scattered: Node) -> N
     report = collect(scattered)
     assert (report.status, report.rewritten) == (GcStatus.INCOMPLETE, 0)
     assert stored(scattered) == before
+
+
+@pytest.mark.parametrize("error", [IntegrityError, MissError, StoreUnavailable])
+def test_a_key_that_cannot_be_published_again_keeps_no_other_from_it(
+    scattered: Node, error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scattered.commit("model/v2")
+    before, published = scattered.newest(), repack.republish
+
+    def republish_others(storage: Storage, ref: Ref, *rest: Any, **named: Any) -> Ref | None:
+        if ref == before:
+            raise error("not now")
+        return published(storage, ref, *rest, **named)
+
+    monkeypatch.setattr(repack, "republish", republish_others)
+    collect(scattered)
+    assert (scattered.newest(), scattered.newest("model/v2").generation) == (before, 2)
+    assert f"{before.scope} is not repacked: not now" in caplog.text
 
 
 def test_the_one_pack_has_no_manifest_of_earlier_generations(scattered: Node) -> None:
