@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs import Layout
 from kstore.blobs.packindex import pack_name
+from kstore.condemned import list_names
+from kstore.damaged import set_aside_blob
+from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.operations.copy import copy_keys
@@ -14,8 +18,8 @@ from kstore.published.ref import RefState, ref_name
 from kstore.published.refs import Refs
 from kstore.report import RestoreStatus
 from tests.bundles.carrying import other_store
-from tests.gc.stores import collect_fully, generations
-from tests.test_repair import OTHER, meanwhile
+from tests.gc.stores import collect, collect_fully, generations
+from tests.test_repair import OTHER, meanwhile, rot
 from tests.test_unreadable import AWAY, trouble_with
 from tests.trees import KEY, Node
 
@@ -125,3 +129,53 @@ def test_trouble_with_an_earlier_generation_keeps_no_other_key_from_being_repair
     assert (generations(node), other.newest(OTHER).generation) == ([1, 2], 3)
     assert node.store.verify(repair=True).repaired
     assert node.newest().generation == 3
+
+
+def test_trouble_with_the_newest_manifest_keeps_the_damaged_pack_that_it_names_in_its_place(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (damaged,) = node.newest().packs
+    rot(node.location / pack_name(damaged), 8)
+    node.tree.kernel("two")
+    node.commit()
+    named = node.newest().packs
+    with monkeypatch.context() as patch:
+        trouble_with(patch, pack_name(named[0]), AWAY)
+        assert not node.store.verify(repair=True).repaired
+    assert node.newest().packs == named and damaged in named
+    assert all(map(node.store.storage.blobs.has_pack, named))
+    assert caplog.text.count("is not published again") == 2  # once before packs are moved, and once after that
+    assert node.store.verify(repair=True).repaired
+    assert {*node.newest().packs} & {*named} == {*named} - {damaged}
+
+
+def test_while_nobody_knows_what_gc_is_about_to_delete_nothing_takes_the_place_of_a_damaged_generation(
+    node: Node,
+) -> None:
+    overwrite(write_list(node), b"garbage")
+    node.tree.kernel("two")
+    node.commit()
+    overwrite(node.location / node.newest().name)
+    assert not node.store.verify(repair=True).repaired
+    assert generations(node) == [1, 2]
+
+
+def write_list(node: Node) -> Path:
+    """Have gc condemn something; returns its list."""
+    with node.store.storage.blobs.writer(Layout.PACKED) as writer:
+        writer.put(digest_of(b"never published"), b"never published")
+        writer.finish()
+    collect(node)
+    (name,) = list_names(node.store.storage.backend)
+    return node.location / name
+
+
+def test_what_is_in_quarantine_and_nobody_needs_is_left_to_gc(node: Node) -> None:
+    with node.store.storage.blobs.writer(Layout.LOOSE) as writer:
+        writer.put(digest_of(b"unneeded"), b"unneeded")
+        writer.finish()
+    set_aside_blob(node.store.storage.backend, digest_of(b"unneeded"))
+    assert node.store.verify(repair=True).repaired
+    assert any((node.location / "quarantine").iterdir())
+    collect_fully(node)
+    assert not any((node.location / "quarantine").iterdir())
