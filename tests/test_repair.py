@@ -332,6 +332,34 @@ def test_verify_knows_what_was_saved_and_notes_what_is_lost_once(tmp_path: Path)
     assert len(noted) == 2  # The pack, and the blob.
 
 
+def test_a_repair_that_is_held_up_names_no_pack_that_gc_has_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has saved is named by no generation yet."""
+    node, saved = Node(tmp_path, layout="packed"), list[str]()
+    large(node)
+    kernel = node.tree.kernel()
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    whole_packs = Repair._whole_packs
+
+    def late(repair: Repair, ref: Ref) -> tuple[str, ...]:
+        packs = whole_packs(repair, ref)
+        if not saved:
+            saved.extend(packs)
+            collect_fully(Node(tmp_path, "gc"))
+        return packs
+
+    monkeypatch.setattr(Repair, "_whole_packs", late)
+    assert node.store.verify(repair=True).repaired
+    has_pack = node.store.storage.blobs.has_pack
+    assert saved and not any(map(has_pack, saved))
+    assert node.newest().packs and all(map(has_pack, node.newest().packs))
+    fresh = Node(tmp_path, "fresh")
+    fresh.restore()
+    assert fresh.tree.read("inductor/ab/clarge.py") == node.tree.read("inductor/ab/clarge.py")
+
+
 def test_a_rollback_while_a_repair_moves_packs_gets_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
