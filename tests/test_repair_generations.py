@@ -179,3 +179,41 @@ def test_what_is_in_quarantine_and_nobody_needs_is_left_to_gc(node: Node) -> Non
     assert any((node.location / "quarantine").iterdir())
     collect_fully(node)
     assert not any((node.location / "quarantine").iterdir())
+
+
+@pytest.fixture
+def grown(node: Node) -> tuple[Node, str]:
+    """A key with two generations, and the pack that only the first of them made."""
+    (first,) = node.newest().packs
+    node.tree.kernel("two")
+    node.commit()
+    return node, first
+
+
+def test_a_pack_that_is_gone_is_named_no_more(grown: tuple[Node, str]) -> None:
+    node, gone = grown
+    (node.location / pack_name(gone)).unlink()
+    assert node.store.verify(repair=True).repaired
+    assert node.newest().generation == 3 and gone not in node.newest().packs
+
+
+def test_what_is_committed_meanwhile_and_names_a_damaged_pack_is_published_without_it(
+    grown: tuple[Node, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, damaged = grown
+    other = Node(tmp_path, "other", layout="packed")
+    other.tree.kernel("three")
+    rot(node.location / pack_name(damaged), 8)
+    meanwhile(monkeypatch, Refs, "reserve", other.commit)
+    assert node.store.verify(repair=True).repaired
+    assert node.newest().generation == 4 and damaged not in node.newest().packs
+
+
+def test_the_repair_of_a_key_is_not_kept_from_it_by_another_whose_newest_generation_cannot_be_read(
+    grown: tuple[Node, str], tmp_path: Path
+) -> None:
+    node, damaged = grown
+    twice(tmp_path, OTHER)
+    rot(node.location / pack_name(damaged), 8)
+    assert node.store.verify(KEY, repair=True).repaired
+    assert damaged not in node.newest().packs
