@@ -1178,6 +1178,7 @@ def test_a_repair_takes_from_the_small_packs_what_the_one_has_lost(scattered: No
     damage(scattered.location / "packs" / merged, 20)
     other = Node(tmp_path, "other", layout="packed")
     assert other.store.verify(repair=True).repaired
+    assert not [name for name in stored(other) if name.startswith("blobs/")]  # Nothing is stored twice.
     for _ in range(4):
         pass_time(scattered)
         collect(other, keep=1)
