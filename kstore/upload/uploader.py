@@ -91,6 +91,9 @@ class Uploader:
             self._begun = None
         if self._begun:
             self._begun.settle()
+        has_begun = self._begun and self._begun.layout
+        if not has_begun and (not theirs or theirs.ref.depth):
+            self._storage.refs.expect(self._committer.scope)()  # To gc, blobs without `refs/` are a server's denial.
         doomed = read_doomed(self._storage.backend, among)
         if self._begun and layout is Layout.LOOSE:  # gc may have thought meanwhile that nobody needs them
             self._begun.written -= doomed.blobs if doomed.is_complete else self._begun.written.copy()

@@ -575,6 +575,18 @@ def test_trouble_that_does_not_pass_by_itself_is_not_waited_for(cli: Cli) -> Non
     assert "tries again" not in err
 
 
+def test_a_store_in_trouble_is_not_waited_for_longer_than_the_job_waits_for_its_store(cli: Cli) -> None:
+    cli("init")
+    process = cli.start(
+        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"), KSTORE_TIMEOUT="0.9",
+        **unable_to_publish(cli, errno.ETIMEDOUT, times=1),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=60)
+
+    assert "kstore: warning: nothing is committed: " in err
+    assert "tries again" not in err
+
+
 def test_a_signal_ends_the_wait_for_a_store_in_trouble_with_one_last_attempt(cli: Cli) -> None:
     cli("init")
     process = cli.start(

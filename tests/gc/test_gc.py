@@ -33,6 +33,7 @@ from kstore.gc.mark import mark
 from kstore.gc.policy import History, Why
 from kstore.gc.retention import Retention
 from kstore.lease import Lease
+from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
 from kstore.published.generations import republish
 from kstore.published.ref import Ref
@@ -604,6 +605,24 @@ def test_a_store_whose_refs_are_gone_keeps_everything(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="refs"):
         collect_fully(node)
     assert stored(node) == before
+
+
+def test_what_a_killed_copy_leaves_in_a_new_store_goes(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    node, target = Node(tmp_path, layout=layout), Node(tmp_path / "new", layout=layout)
+    grow(node, "one")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Refs, "publish", interrupted)
+        copy_keys(node.store, target.store)
+    assert stored(target)
+    assert collect_fully(target).status is GcStatus.COLLECTED
+    assert not stored(target)
+
+
+def interrupted(*_: object) -> bool:
+    raise KeyboardInterrupt
 
 
 def test_a_commit_that_a_server_does_not_show_is_not_overlooked(tmp_path: Path) -> None:

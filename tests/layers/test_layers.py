@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +25,7 @@ from kstore.published import layers
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Flag
 from kstore.published.ref import RefState
+from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
@@ -744,6 +746,19 @@ def test_what_was_compiled_upon_the_image_is_merged_when_the_shared_store_is_bac
 
 
 # ---- gc and verify
+
+
+def test_what_a_killed_first_commit_leaves_above_goes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.bake("below")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "above")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Refs, "publish", Mock(side_effect=KeyboardInterrupt))
+        worker.commit()
+    assert objects(fleet.shared)
+    fleet.without("admin").store.gc(Policy(offline=True))
+    assert not objects(fleet.shared)
 
 
 def test_gc_above_neither_counts_nor_deletes_what_is_below(fleet: Fleet) -> None:
