@@ -186,7 +186,7 @@ class Refs:
 
     def _finish_drop(self, scope: Scope, generation: int) -> bool:
         name = ref_name(scope, generation)
-        if generation not in self.pins(scope):
+        if generation not in _numbers_with(_PIN, self._backend.list_made(folder_of(scope))):
             self._backend.delete(name + _DROPPED)
             return True
         with suppress(FileNotFoundError):
@@ -194,8 +194,7 @@ class Refs:
         return False
 
     def _marked(self, scope: Scope, suffix: str) -> list[int]:
-        names = (child.name for child in self._backend.list(folder_of(scope)))
-        return numbers_in(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return _numbers_with(suffix, self._backend.list(folder_of(scope)))
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""
@@ -248,6 +247,10 @@ def _generations_in(children: Iterable[Child]) -> Iterator[int]:
     for child in children:
         if not child.is_folder:
             yield from numbers_in([child.name])
+
+
+def _numbers_with(suffix: str, children: Iterable[Child]) -> list[int]:
+    return numbers_in(child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
 
 
 def walk_scopes(look: Look, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:

@@ -597,6 +597,21 @@ def test_what_a_server_says_is_not_there_is_not_taken_for_nothing(
     assert stored(node) == before
 
 
+def test_a_pin_that_a_server_does_not_show_keeps_its_generation(tmp_path: Path) -> None:
+    """Another gc was killed when it had moved the ref, and before it had looked for the pin."""
+    node = Node(tmp_path, layout="packed")
+    for name in ("one", "two"):
+        grow(node, name)
+    node.store.pin(KEY, 1)
+    folder = (node.location / node.newest().name).parent
+    (folder / "1").rename(folder / "1.dropped")
+    with denied(folder, 2, lasts=False) as told, pytest.raises(StoreUnavailable):
+        collect(node)
+    assert told
+    collect_fully(node, keep=1)
+    assert generations(node) == [1, 2]
+
+
 def test_a_store_whose_refs_are_gone_keeps_everything(tmp_path: Path) -> None:
     node = Node(tmp_path, layout="packed")
     grow(node, "one")
