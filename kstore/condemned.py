@@ -167,7 +167,19 @@ def give_up_list(backend: Backend, name: str) -> None:
 
 
 def _all_names(backend: Backend) -> list[str]:
-    return sorted(f"{FOLDER}/{child.name}" for child in backend.list(FOLDER) if not child.is_folder)
+    try:
+        return sorted(f"{FOLDER}/{child.name}" for child in backend.list_made(FOLDER) if not child.is_folder)
+    except FileNotFoundError:
+        if _is_made(backend):  # A server denies it, for a moment.
+            raise
+        return []
+
+
+def _is_made(backend: Backend) -> bool:
+    """Whether there is a folder for lists: most stores where gc has never run have no `gc/` either."""
+    above, _, name = FOLDER.rpartition("/")
+    made = any(child.name == above for child in backend.list_made(""))
+    return made and any(child.name == name for child in backend.list_made(above))
 
 
 def read_list(backend: Backend, name: str) -> list[Condemned]:
@@ -223,7 +235,7 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
     `among` is called once, and only if any are listed.
 
     Raises:
-        OSError: they cannot be read.
+        OSError: they cannot be read. If only their folder is not there, though it was made, all may be on them.
     """
     doomed, wanted = Doomed(), cache(among)
     try:
@@ -232,7 +244,7 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
                 doomed.packs.add(entry.digest.hex())
             elif entry.digest in wanted():
                 doomed.blobs.add(entry.digest)
-    except IntegrityError as error:
+    except (IntegrityError, FileNotFoundError) as error:
         log.warning("everything is uploaded again, because what gc is about to delete cannot be known: %s", error)
         return Doomed(is_complete=False)
     return doomed

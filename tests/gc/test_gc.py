@@ -653,6 +653,29 @@ def test_a_commit_that_a_server_does_not_show_is_not_overlooked(tmp_path: Path) 
     assert [condemned.fenced_at(backend, name) for name in list_names(backend)] == [None]
 
 
+def test_a_commit_that_is_denied_gcs_lists_relies_on_nothing(tmp_path: Path) -> None:
+    node, other, again = (Node(tmp_path, name, layout="loose") for name in ("first", "other", "again"))
+    grow(node, "one")
+    node.store.forget(KEY)
+    grow(other, "two")
+    pass_time(node)
+    collect(node, keep=1)
+    pass_time(node)
+    again.tree.kernel("one", "one")
+    publish = Refs.publish
+
+    def collect_first(*what: Any) -> bool:
+        patch.setattr(Refs, "publish", publish)
+        collect(node, keep=1)
+        return publish(*what)
+
+    with pytest.MonkeyPatch.context() as patch, denied(node.location / "gc/condemned", 1, lasts=False) as told:
+        patch.setattr(Refs, "publish", collect_first)
+        again.commit()
+    assert told
+    assert node.store.verify().ok
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("what", ["ref", "manifest", "pack"])
 @pytest.mark.parametrize("policy", [{}, {"max_size": 1}], ids=["keep", "size"])
