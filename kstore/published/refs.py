@@ -218,8 +218,9 @@ class Refs:
         """
         look = self._backend.list_made
         folders = {child.name for child in look("") if child.is_folder}
-        if folders.isdisjoint({REFS, packindex.FOLDER, loose.FOLDER}):
-            return
+        stored = folders & {packindex.FOLDER, loose.FOLDER}
+        if REFS not in folders and not any(child for folder in stored for child in look(folder)):
+            return  # A first commit makes these folders at the same time.
         for gpu in sorted(child.name for child in look(REFS) if child.is_folder):
             yield from walk_scopes(look, REFS, gpu)
 

@@ -622,6 +622,14 @@ def test_a_store_whose_refs_are_gone_keeps_everything(tmp_path: Path) -> None:
     assert stored(node) == before
 
 
+@pytest.mark.parametrize("folder", ["packs", "blobs"])
+def test_a_first_commit_that_has_made_no_more_than_a_folder_is_no_trouble(tmp_path: Path, folder: str) -> None:
+    node = Node(tmp_path)
+    node.store.create()
+    (node.location / folder).mkdir()
+    assert collect(node).status is GcStatus.COLLECTED
+
+
 def test_what_a_killed_copy_leaves_in_a_new_store_goes(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
