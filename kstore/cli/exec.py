@@ -51,7 +51,7 @@ log = logging.getLogger("kstore")
 
 _PAUSES = 1.0, 2.0, 4.0, 8.0
 """Seconds between attempts at the last commit, if the store's trouble may be over by then."""
-_TRIES = 16.0
+_PATIENCE = 16.0
 """Seconds after which no other attempt begins: each may take as long as the job waits for its store."""
 _OUTLIVED = 60.0
 """Seconds after a Ctrl-C: a command that still runs then was not ended by it."""
@@ -344,14 +344,15 @@ class _Commits:
         from kstore.errors import StoreUnavailable
         from kstore.storage import may_pass
 
-        until = time.monotonic() + min(self._store.settings.timeout or math.inf, _TRIES)
+        until = time.monotonic() + min(self._store.settings.timeout or math.inf, _PATIENCE)
         for pause in _PAUSES:
             try:
                 return self._commit()
             except StoreUnavailable as error:
                 if not may_pass(error) or self._has_been_told() or time.monotonic() + pause > until:
                     raise
-                _warn(self._output, f"nothing is committed yet, kstore tries again in {pause:g} s", error)
+                if pause == _PAUSES[0]:
+                    _warn(self._output, "nothing is committed yet, kstore keeps trying for some seconds", error)
             self._has_been_told(pause)
         return self._commit()
 
