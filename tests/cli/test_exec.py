@@ -564,23 +564,16 @@ def test_trouble_of_some_seconds_does_not_cost_the_last_commit(cli: Cli, options
     assert newest_files(cli) == 1
 
 
-def test_trouble_that_does_not_pass_by_itself_is_not_waited_for(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("code", "timeout"),
+    [(errno.ENOSPC, "600"), (errno.ETIMEDOUT, "0.9")],
+    ids=["does not pass by itself", "lasts longer than the job waits for its store"],
+)
+def test_other_trouble_is_not_waited_for(cli: Cli, code: int, timeout: str) -> None:
     cli("init")
     process = cli.start(
-        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"),
-        **unable_to_publish(cli, errno.ENOSPC, times=1),
-    )  # fmt: skip
-    _, err = process.communicate(timeout=60)
-
-    assert "nothing is committed: cannot commit to" in err
-    assert "keeps trying" not in err
-
-
-def test_a_store_in_trouble_is_not_waited_for_longer_than_the_job_waits_for_its_store(cli: Cli) -> None:
-    cli("init")
-    process = cli.start(
-        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"), KSTORE_TIMEOUT="0.9",
-        **unable_to_publish(cli, errno.ETIMEDOUT, times=1),
+        "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"), KSTORE_TIMEOUT=timeout,
+        **unable_to_publish(cli, code, times=1),
     )  # fmt: skip
     _, err = process.communicate(timeout=60)
 
