@@ -198,7 +198,7 @@ class Refs:
 
     def gpus(self) -> list[str]:
         """Every GPU that has refs."""
-        return sorted(child.name for child in self._backend.list(REFS) if child.is_folder)
+        return _folders_in(self._backend.list(REFS))
 
     def parts(self, gpu: str, under: str) -> list[str]:
         """The next parts of keys below `under`, a key prefix such as `my-model`."""
@@ -217,11 +217,11 @@ class Refs:
             OSError: not all of them can be listed.
         """
         look = self._backend.list_made
-        folders = {child.name for child in look("") if child.is_folder}
-        stored = folders & {packindex.FOLDER, loose.FOLDER}
+        folders = _folders_in(look(""))
+        stored = {packindex.FOLDER, loose.FOLDER}.intersection(folders)
         if REFS not in folders and not any(child for folder in stored for child in look(folder)):
             return  # A first commit makes these folders at the same time.
-        for gpu in sorted(child.name for child in look(REFS) if child.is_folder):
+        for gpu in _folders_in(look(REFS)):
             yield from walk_scopes(look, REFS, gpu)
 
     def all_generations(self, scope: Scope) -> list[int]:
@@ -242,6 +242,10 @@ def outraced(scope: Scope) -> StoreUnavailable:
 
 def _no_generation(scope: Scope, generation: int) -> MissError:
     return MissError(f"{scope} has no generation {generation}; `kstore show {scope.key}` lists them")
+
+
+def _folders_in(children: Iterable[Child]) -> list[str]:
+    return sorted(child.name for child in children if child.is_folder)
 
 
 def _generations_in(children: Iterable[Child]) -> Iterator[int]:
@@ -269,7 +273,7 @@ def _parts(look: Look, folder: str, gpu: str, key: str) -> list[str]:
     """
     if len(key) > MAX_KEY_LENGTH:
         return []
-    return sorted(child.name for child in look("/".join(filter(None, (folder, gpu, key)))) if child.is_folder)
+    return _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:
