@@ -235,7 +235,8 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
     `among` is called once, and only if any are listed.
 
     Raises:
-        OSError: they cannot be read. If only their folder is not there, though it was made, all may be on them.
+        OSError: they cannot be read. If only their folder is not there, though it was made, or something else is in its
+            place, all may be on them.
     """
     doomed, wanted = Doomed(), cache(among)
     try:
@@ -244,7 +245,7 @@ def read_doomed(backend: Backend, among: Callable[[], Container[bytes]]) -> Doom
                 doomed.packs.add(entry.digest.hex())
             elif entry.digest in wanted():
                 doomed.blobs.add(entry.digest)
-    except (IntegrityError, FileNotFoundError) as error:
+    except (IntegrityError, FileNotFoundError, NotADirectoryError) as error:
         log.warning("everything is uploaded again, because what gc is about to delete cannot be known: %s", error)
         return Doomed(is_complete=False)
     return doomed

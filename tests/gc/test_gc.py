@@ -684,6 +684,20 @@ def test_a_commit_that_is_denied_gcs_lists_relies_on_nothing(tmp_path: Path) -> 
     assert node.store.verify().ok
 
 
+@pytest.mark.parametrize("name", ["gc", "gc/condemned"])
+def test_a_commit_is_not_stopped_by_something_else_in_the_place_of_gcs_lists(
+    tmp_path: Path, layout: str, name: str
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    grow(node, "one")
+    place = node.location / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("not a folder")
+    node.tree.kernel("two")
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert restored(tmp_path, "other") == kernels(node)
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("what", ["ref", "manifest", "pack"])
 @pytest.mark.parametrize("policy", [{}, {"max_size": 1}], ids=["keep", "size"])
