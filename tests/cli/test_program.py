@@ -80,6 +80,20 @@ def test_an_interrupt_while_it_is_loaded_is_130_and_silent(cli: Cli) -> None:
     assert (result.code, result.out, result.err) == (130, "", "")
 
 
+def test_a_command_does_not_look_for_unreachable_cycles_all_the_time() -> None:
+    code = """
+import atexit, gc
+from kstore.cli import main
+passes = []
+gc.callbacks.append(lambda phase, info: passes.append(phase))
+atexit.register(lambda: print(len(passes)))
+main()
+"""
+    run = subprocess.run([sys.executable, "-c", code, "--help"], cwd=REPOSITORY, capture_output=True, check=True)
+
+    assert run.stdout.splitlines()[-1] == b"0"
+
+
 def test_a_closed_pipe_is_no_traceback(cli: Cli) -> None:
     cli.publish("my/v1")
     with reader_gone() as pipe:
