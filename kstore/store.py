@@ -219,7 +219,7 @@ class Store:
     def scopes(self, key: str | None = None) -> Iterator[Scope]:
         """Every scope that has generations, including forgotten ones; of one key if given."""
         with reporting_trouble(self.location, "read"):
-            yield from (scope for scope in scopes(self.storage, under=key or "") if key in (None, scope.key))
+            yield from scopes(self.storage, key)
 
     def newest(self, scope: Scope) -> Ref | None:
         """The newest generation of a scope, even an empty one, from the first store that has one."""
@@ -255,7 +255,7 @@ class Store:
 
         with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
             self.storage.open_existing()
-            scopes = self._scopes_of(key) if key else list(self.scopes())
+            scopes = self._scopes_of(key) if key else None
             report = verify(self.storage, scopes, repair=repair, progress=self.progress)
             if key and (worker := self.local_worker(self.scope(key))):
                 report.local = altered_files(worker, remove=repair)

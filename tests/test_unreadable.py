@@ -25,10 +25,10 @@ from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
 from kstore.published.ref import Ref
 from tests.bundles.carrying import other_store
-from tests.faults.reading import AWAY, trouble_with
+from tests.faults.reading import AWAY, trouble_with, unlistable
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.test_repair import large, meanwhile, placed, rot, rot_frame, salvaged, whole
-from tests.trees import KEY, Node, as_if_newer, contents
+from tests.trees import ENVIRONMENT, GPU, KEY, Node, as_if_newer, contents
 
 FORBIDDEN = OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -402,6 +402,49 @@ def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
     (told,) = report.unreadable
     assert KEY in told and str(FORBIDDEN.strerror) in told
     assert (report.damaged, report.leaning, report.missing) == ([], [], [])
+
+
+def test_a_folder_that_cannot_be_listed_keeps_no_other_key_from_being_copied(
+    node: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout=layout)
+    other.tree.wrapper()
+    other.commit("z/v1")
+    target = other_store(tmp_path / "target", layout)
+    unlistable(monkeypatch, f"refs/{GPU}/{KEY}", FORBIDDEN)
+    report = copy_keys(node.store, target.store)
+
+    assert [brought.scope.key for brought in report.scopes] == ["z/v1"]
+    (told,) = report.unreadable
+    assert told.startswith(f"{KEY} ({GPU}) is not copied: ") and str(FORBIDDEN.strerror) in told
+    assert copy_keys(node.store, target.store, gpu="another").unreadable == []
+
+
+@pytest.mark.parametrize("folder", ["", f"/@{ENVIRONMENT}"], ids=["key", "environment"])
+def test_a_folder_that_cannot_be_listed_keeps_no_other_key_from_being_checked(
+    node: Node, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.commit("z/v1")
+    unlistable(monkeypatch, f"refs/{GPU}/{KEY}{folder}", FORBIDDEN)
+    report = node.store.verify()
+
+    assert (report.generations, report.damage, report.ok) == (1, [], False)
+    (told,) = report.unreadable
+    assert told.startswith(KEY) and str(FORBIDDEN.strerror) in told
+    before = contents(node.location)
+    with pytest.raises(StoreUnavailable, match=str(FORBIDDEN.strerror)):
+        node.store.verify(repair=True)
+    assert contents(node.location) == before
+
+
+def test_a_key_is_found_where_a_longer_one_cannot_be_listed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = f"{KEY}/longer"
+    node.commit(longer)
+    unlistable(monkeypatch, f"refs/{GPU}/{longer}", FORBIDDEN)
+
+    assert [ref.scope.key for ref in node.store.forget(KEY)] == [KEY]
+    with pytest.raises(StoreUnavailable, match=str(FORBIDDEN.strerror)):
+        node.store.forget(longer)
 
 
 def test_two_generations_are_compared_as_far_as_they_can_be_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

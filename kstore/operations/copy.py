@@ -19,7 +19,7 @@ from kstore.operations.incoming import Incoming
 from kstore.published.layers import or_below
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.ref import RefState
-from kstore.published.scopes import scopes_of
+from kstore.published.scopes import Unlisted, every_scope, scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -84,7 +84,8 @@ def copy_keys(
     report = CopyReport(source.location, target.location)
     with reporting_trouble(source.location, "read"):
         _check_stores(source, target)
-        scopes = list(_scopes(source, keys, gpu, environment))
+        scopes, unlisted = _scopes(source, keys, gpu, environment)
+    report.unreadable += [f"{folder} is not copied: {folder.why(source.storage)}" for folder in unlisted]
     for scope in scopes:
         # Only what this scope's packs hold is remembered: memory does not grow with the store.
         source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))
@@ -123,11 +124,14 @@ def _check_stores(source: Store, target: Store) -> None:
         raise UsageError(f"{source.location} and {target.location} are the same store")
 
 
-def _scopes(source: Store, keys: Sequence[str], gpu: str | None, environment: str | None) -> Iterator[Scope]:
-    if not keys:
-        yield from (scope for scope in source.scopes() if scope.is_of(gpu, environment))
-    for key in dict.fromkeys(keys):
-        yield from scopes_of(source.storage, check_key(key), gpu, environment)
+def _scopes(
+    source: Store, keys: Sequence[str], gpu: str | None, environment: str | None
+) -> tuple[list[Scope], list[Unlisted]]:
+    if keys:
+        named = (scopes_of(source.storage, check_key(key), gpu, environment) for key in dict.fromkeys(keys))
+        return [scope for found in named for scope in found], []
+    every, unlisted = every_scope(source.storage)
+    return [s for s in every if s.is_of(gpu, environment)], [u for u in unlisted if gpu in (None, u.gpu)]
 
 
 def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:

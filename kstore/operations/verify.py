@@ -27,6 +27,7 @@ from kstore.progress import Progress
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref
+from kstore.published.scopes import every_scope
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.threads import Pool, submit
@@ -38,8 +39,8 @@ _THREADS = 4
 _BATCH = 256
 
 
-def verify(storage: Storage, scopes: Iterable[Scope], *, repair: bool, progress: Progress) -> VerifyReport:
-    """Read every byte that the generations of `scopes` need; with `repair`, mend what can be mended.
+def verify(storage: Storage, scopes: Iterable[Scope] | None, *, repair: bool, progress: Progress) -> VerifyReport:
+    """Read every byte that the generations of `scopes`, or of all, need; with `repair`, mend what can be mended.
 
     Stores below are read as well, for what the first leans on, and for generations of their own; they cannot be mended.
 
@@ -47,7 +48,13 @@ def verify(storage: Storage, scopes: Iterable[Scope], *, repair: bool, progress:
         OSError: the store cannot be read.
     """
     started = time.perf_counter()
-    report, scopes = VerifyReport(storage.location), tuple(scopes)
+    report = VerifyReport(storage.location)
+    if scopes is None:
+        scopes, unlisted = every_scope(storage)
+        if repair and unlisted:  # What their keys need must stay.
+            raise unlisted[0].error
+        report.unreadable += [f"{folder}: {reason_of(folder.error)}" for folder in unlisted]
+    scopes = tuple(scopes)
     _verify(storage, scopes, report, progress, repair=repair)
     for below in storage.below.there:
         _verify(below, scopes, report, progress, repair=False)
@@ -60,7 +67,7 @@ def _verify(
 ) -> None:
     with DigestSet() as needed, DigestSet() as loose, DigestSet() as whole:
         verification = _Verification(storage, report, needed, loose, whole, progress)
-        verification.run(scopes)
+        verification.run(scopes, lists_all=repair)
         report.is_newest_damaged |= verification.is_newest_damaged()
         report.is_mendable |= storage.depth == 0 and verification.is_mendable()
         if repair:
@@ -89,9 +96,16 @@ class _Verification:
         self._hidden: set[bytes] = set()
         """Digests of what may be whole in a pack that cannot be read just now."""
 
-    def run(self, scopes: tuple[Scope, ...]) -> None:
+    def run(self, scopes: tuple[Scope, ...], *, lists_all: bool) -> None:
         for scope in scopes:
-            for generation in self._storage.refs.generations(scope):
+            try:
+                generations = self._storage.refs.generations(scope)
+            except OSError as error:
+                if lists_all:
+                    raise
+                self._report.unreadable.append(f"{scope}: {reason_of(error)}")
+                continue
+            for generation in generations:
                 self._survey(scope, generation)
         self._report.blobs += len(self._needed)
         self._progress.done, self._progress.total = 0, len(self._needed)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kstore.blobs import BlobStore
     from kstore.local.state import Base
     from kstore.published.ref import Ref
+    from kstore.published.refs import Unlisted
     from kstore.scope import Scope
     from kstore.storage import Storage
 
@@ -252,19 +253,25 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
     return found[0] if found else storage.refs.get(scope, generation)
 
 
-def scopes(storage: Storage, under: str) -> Iterator[Scope]:
-    """Every scope with a folder in a store, each once, even if forgotten or empty; `under` is a prefix: `my-model`."""
+def scopes(storage: Storage, key: str | None = None, unlisted: Unlisted | None = None) -> Iterator[Scope]:
+    """Every scope with a folder in a store, each once, even if forgotten or empty; of one key if given. For `unlisted`
+    see `Refs.scopes`; it is about the first store.
+    """
 
     def look() -> list[Scope]:
         _ = storage.settings
-        return list(storage.refs.scopes(under=under))
+        return _listed(storage, key, unlisted)
 
     none: list[Scope] = []
     found = dict.fromkeys(attempt(storage, look, none))
     for below in storage.below.there:
         with _passing_over(below):
-            found |= dict.fromkeys(below.refs.scopes(under=under))
+            found |= dict.fromkeys(_listed(below, key))
     yield from found
+
+
+def _listed(storage: Storage, key: str | None, unlisted: Unlisted | None = None) -> list[Scope]:
+    return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key))
 
 
 def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:

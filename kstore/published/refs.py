@@ -29,6 +29,8 @@ _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 Look = Callable[[str], Iterator[Child]]
 """Lists a folder."""
+Unlisted = Callable[[str, str, OSError], None]
+"""Told of a folder of keys that cannot be listed: its GPU, the part of a key that leads to it, and why."""
 
 
 class Refs:
@@ -204,10 +206,20 @@ class Refs:
         """The next parts of keys below `under`, a key prefix such as `my-model`."""
         return [name for name in _parts(self._backend.list, REFS, gpu, under) if not name.startswith("@")]
 
-    def scopes(self, under: str = "") -> Iterator[Scope]:
-        """Every scope with a folder, in order; `under` is a key prefix such as `my-model`."""
+    def scopes(self, under: str = "", unlisted: Unlisted | None = None) -> Iterator[Scope]:
+        """Every scope with a folder, in order; `under` is a key prefix such as `my-model`.
+
+        A folder that cannot be listed is an error, unless somebody is told of it: then it hides only what is in it.
+        """
         for gpu in self.gpus():
-            yield from walk_scopes(self._backend.list, REFS, gpu, under)
+            yield from walk_scopes(self._backend.list, REFS, gpu, under, unlisted)
+
+    def scopes_of(self, key: str) -> Iterator[Scope]:
+        """Those of one key, whether or not the folders of longer keys can be listed."""
+        for gpu in self.gpus():
+            for name in _parts(self._backend.list, REFS, gpu, key):
+                if name.startswith("@"):
+                    yield from _scope(gpu, key, name[1:])
 
     def all_scopes(self) -> Iterator[Scope]:
         """The same for whoever deletes what no generation needs: what a server denies while it heals must not look like
@@ -258,22 +270,28 @@ def _numbers_with(suffix: str, children: Iterable[Child]) -> list[int]:
     return numbers_in(child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
 
 
-def walk_scopes(look: Look, folder: str, gpu: str, key: str = "") -> Iterator[Scope]:
+def walk_scopes(look: Look, folder: str, gpu: str, key: str = "", unlisted: Unlisted | None = None) -> Iterator[Scope]:
     """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
-    for name in _parts(look, folder, gpu, key):
+    for name in _parts(look, folder, gpu, key, unlisted):
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
         else:
-            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name)
+            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name, unlisted)
 
 
-def _parts(look: Look, folder: str, gpu: str, key: str) -> list[str]:
+def _parts(look: Look, folder: str, gpu: str, key: str, unlisted: Unlisted | None = None) -> list[str]:
     """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
     otherwise a link that leads to a folder above it would have no end.
     """
     if len(key) > MAX_KEY_LENGTH:
         return []
-    return _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
+    try:
+        return _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
+    except OSError as error:
+        if unlisted is None:
+            raise
+        unlisted(gpu, key, error)
+        return []
 
 
 def _scope(gpu: str, key: str, environment: str) -> Iterator[Scope]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kstore.errors import MissError
+from typing import NamedTuple
+
+from kstore.errors import MissError, StoreUnavailable
 from kstore.published.layers import has_generations, scopes
 from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
@@ -19,8 +21,7 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
         StoreUnavailable: there is no store, or it cannot be read.
     """
     with reporting_trouble(storage.location, "read"):
-        named = [scope for scope in scopes(storage, under=key) if scope.key == key]
-        every = sorted(scope for scope in named if has_generations(storage, scope))
+        every = sorted(scope for scope in scopes(storage, key) if has_generations(storage, scope))
         if not (every or storage.below.there):
             storage.open_existing()
     if not every:
@@ -30,6 +31,41 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
         wanted = " and ".join(filter(None, (gpu, environment)))
         raise MissError(f"{key} is not published for {wanted}; choose: {choices(every, suffix)}")
     return found
+
+
+def every_scope(storage: Storage) -> tuple[list[Scope], list[Unlisted]]:
+    """Every scope with a folder, and which folders of keys cannot be listed.
+
+    Raises:
+        StoreUnavailable: none can be listed.
+    """
+    unlisted: list[Unlisted] = []
+    with reporting_trouble(storage.location, "read"):
+        return list(scopes(storage, unlisted=lambda *folder: unlisted.append(Unlisted(*folder)))), unlisted
+
+
+class Unlisted(NamedTuple):
+    """A folder of keys that cannot be listed."""
+
+    gpu: str
+    key: str
+    """What all of its keys begin with."""
+    error: OSError
+
+    def __str__(self) -> str:
+        return f"{self.key or 'every key'} ({self.gpu})"
+
+    def may_have(self, prefix: str) -> bool:
+        """Whether a key with this prefix may be in it."""
+        return not self.key or self.key.startswith(prefix) or prefix.startswith(f"{self.key}/")
+
+    def why(self, storage: Storage) -> StoreUnavailable:
+        """The error of a command that goes on without it."""
+        try:
+            with reporting_trouble(storage.location, "read"):
+                raise self.error
+        except StoreUnavailable as error:
+            return error
 
 
 def missing(storage: Storage, key: str) -> MissError:

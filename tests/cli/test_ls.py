@@ -9,6 +9,7 @@ import pytest
 
 from kstore.backends import PosixBackend
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli, on_terminal
+from tests.faults.reading import unlistable
 
 
 def test_it_lists_a_row_for_each_scope(cli: Cli) -> None:
@@ -167,6 +168,21 @@ def test_a_ref_that_cannot_be_read_does_not_hide_the_others(cli: Cli, monkeypatc
     assert result.code == 1
     assert result.out.splitlines()[1].startswith("my/v2 ")
     assert re.search("warning: cannot read the store .*Input/output error .*my/v1", result.err)
+
+
+def test_a_folder_that_cannot_be_listed_hides_only_what_is_in_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a worker whose umask keeps others out."""
+    cli.publish("my/v1")
+    cli.publish("my/v2/x")
+    unlistable(monkeypatch, f"refs/{GPU}/my/v2", PermissionError(errno.EACCES, os.strerror(errno.EACCES), "my/v2"))
+    for prefix in ("", "my/", "my/v2/"):
+        result = cli("ls", prefix)
+
+        assert result.code == 1
+        assert ("my/v1 " in result.out) == (prefix != "my/v2/")
+        assert re.search("warning: cannot read the store .*Permission denied .*my/v2", result.err)
+    for prefix in ("my/v1", "my/v22"):
+        assert cli("ls", prefix).code == 0
 
 
 def test_a_store_whose_only_key_is_damaged_is_not_called_empty(cli: Cli) -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.backends.base import Child
 from kstore.backends.reading import OpenedFile
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def unlistable(patch: pytest.MonkeyPatch, folder: str, trouble: OSError = AWAY) -> None:
+    """Listing a folder of every store fails."""
+    listed = PosixBackend.list_made
+
+    def list_one(self: PosixBackend, asked: str) -> Iterator[Child]:
+        if asked == folder:
+            raise trouble
+        return listed(self, asked)
+
+    patch.setattr(PosixBackend, "list_made", list_one)
 
 
 def trouble_with(patch: pytest.MonkeyPatch, name: str, trouble: Exception = AWAY, times: int = 1000) -> None:
