@@ -10,7 +10,7 @@ from itertools import islice
 from kstore.blobs.blobstore import MOST_SEARCHED
 from kstore.damaged import damaged_blobs
 from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
-from kstore.errors import KstoreError, StoreFormatError
+from kstore.errors import KstoreError, StoreFormatError, StoreUnavailable
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.manifest import sizes_of
@@ -18,6 +18,7 @@ from kstore.published.ref import Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
 from kstore.settings import variables_of
+from kstore.storage import reporting_trouble
 from kstore.store import Store
 from kstore.words import files, plural
 
@@ -41,8 +42,8 @@ class Newest:
     """What is damaged or cannot be read in this worker's scope."""
     choices: Sequence[Scope] = ()
     """What a worker without torch may choose from: scopes that were not forgotten, of the GPU that is set, if any."""
-    is_newer: bool = False
-    """Whether the trouble is that a newer kstore wrote it."""
+    keeps_out: bool = False
+    """Whether commits fail as well: a newer kstore wrote it, or nobody knows what is published."""
 
     @property
     def is_own(self) -> bool:
@@ -54,15 +55,16 @@ def newest_of(store: Store, key: str) -> Newest:
     """Read the newest generations of `key`."""
     scope = store.scope(key)
     try:
-        every = list(store.scopes(key))
-        to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
-        if not store.knows_software and len(to_choose) == 1:  # A restore takes this one.
-            (scope,) = to_choose
-        others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
-        others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
-        newest, whole = newest_there(store.storage, scope)
-    except (KstoreError, OSError) as error:
-        return Newest(None, {}, None, str(error), is_newer=isinstance(error, StoreFormatError))
+        with reporting_trouble(store.location, "read"):
+            every = list(store.scopes(key))
+            to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
+            if not store.knows_software and len(to_choose) == 1:  # A restore takes this one.
+                (scope,) = to_choose
+            others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
+            others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
+            newest, whole = newest_there(store.storage, scope)
+    except KstoreError as error:
+        return Newest(None, {}, None, str(error), keeps_out=isinstance(error, StoreFormatError | StoreUnavailable))
     trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
     if whole and whole.ref.state is RefState.LIVE:
         return Newest(whole.ref, others, whole, trouble, to_choose)
@@ -100,7 +102,7 @@ def check_published(store: Store, key: str, newest: Newest) -> Iterator[Check]:
 def _check_generation(store: Store, key: str, newest: Newest) -> Iterator[Check]:
     ref = newest.own
     advice = f"`{again(store, 'verify', key, names=WORKER)}` says what can be saved"
-    if newest.is_newer:
+    if newest.keeps_out:
         advice = "until then this worker runs cold and publishes nothing for the key; or take another key"
     if newest.trouble and ref:
         yield warning("generation", f"{newest.trouble}, and {ref.generation} is restored instead", advice)

@@ -27,6 +27,7 @@ from kstore.local.link import Linker, LinkMode
 from kstore.published.manifest import Manifest, Seen
 from kstore.settings import Mode
 from kstore.store import Store
+from tests.faults.reading import trouble_with
 from tests.layers.images import Fleet
 from tests.trees import (
     ENVIRONMENT,
@@ -516,6 +517,17 @@ def test_what_a_newer_kstore_published_is_not_damage(published: Node, monkeypatc
     assert found.verdict is Verdict.BAD
     assert "install the version that made it" in found.found
     assert "kstore verify" not in found.advice
+
+
+def test_a_generation_that_another_user_hides_is_not_damage(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble_with(monkeypatch, published.newest().name, PermissionError(13, "Permission denied"))
+
+    found = worst(published.store)["generation"]
+    assert found.verdict is Verdict.BAD
+    assert found.found.startswith(f"cannot read the store at {published.location}: Permission denied")
+    assert "kstore verify" not in found.advice
+    with pytest.raises(StoreUnavailable):
+        published.commit()
 
 
 def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
