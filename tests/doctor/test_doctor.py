@@ -1028,6 +1028,15 @@ def test_numbers_are_told_as_people_read_them(tmp_path: Path, disk: SimpleNamesp
     assert found["store space"].found.startswith("4.1 kB free in ")
 
 
+@pytest.mark.parametrize(("blocks", "says"), [(0, "commits will fail"), (1000, "commits may fail")])
+def test_a_small_store_with_room_for_a_commit_is_not_called_full(
+    published: Node, disk: SimpleNamespace, blocks: int, says: str
+) -> None:
+    disk.f_bavail = blocks
+
+    assert says in worst(published.store)["store space"].advice
+
+
 def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "watches").write_text("100\n")
     monkeypatch.setattr("kstore.doctor.node._WATCHES", str(tmp_path / "watches"))
