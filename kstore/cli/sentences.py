@@ -92,7 +92,10 @@ def committed(store: Store, report: CommitReport, checkpoints: Sequence[CommitRe
 
 def _generations(checkpoints: Sequence[CommitReport]) -> str:
     first, last = checkpoints[0].generation, checkpoints[-1].generation
-    return f"generation {first}" if first == last else f"generations {first} to {last}"
+    if first == last:
+        return f"generation {first}"
+    others = "" if len(checkpoints) > last - first else ", between those of others,"
+    return f"generations {first} to {last}{others}"
 
 
 def _unchanged(store: Store, report: CommitReport) -> str:

@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from kstore.cli.sentences import committed
+from kstore.report import CommitReport, CommitStatus
+from kstore.store import Store
 from tests.cli.commandline import REPOSITORY, Cli, compiling, is_held
 from tests.waiting import until
 
@@ -81,6 +84,15 @@ def test_the_last_line_sums_up_what_was_published(cli: Cli) -> None:
     wait_until_published(cli, 2)
     _, err = process.communicate("\n", timeout=PATIENCE)
     assert "kstore: committed my/v1 generations 2 to 3 while it ran: 2 new files, " in err
+
+
+def test_the_last_line_does_not_claim_what_others_published_meanwhile(cli: Cli) -> None:
+    second, third, fourth = (CommitReport(CommitStatus.COMMITTED, "my/v1", generation=number) for number in (2, 3, 4))
+    store = Store(cli.store)
+
+    assert "my/v1 generations 2 to 4 while it ran: " in committed(store, fourth, [second, third, fourth])
+    told = committed(store, fourth, [second, fourth])
+    assert "my/v1 generations 2 to 4, between those of others, while it ran: " in told
 
 
 def test_a_command_that_is_killed_with_kstore_leaves_what_was_published(cli: Cli) -> None:
