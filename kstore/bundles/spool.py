@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from kstore.errors import FileError
@@ -41,7 +41,8 @@ def _copied(fd: int, name: str) -> IO[bytes]:
         with _keeping(name):
             copy.flush()
     except BaseException:
-        copy.close()
+        with suppress(OSError):  # What could not be written is written once more, and that is not what matters.
+            copy.close()
         raise
     return copy
 

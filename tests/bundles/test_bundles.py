@@ -669,6 +669,18 @@ def test_where_what_comes_through_a_pipe_cannot_be_kept_the_error_says_so(
     os.close(reader)
 
 
+def test_where_there_is_no_room_for_what_comes_through_a_pipe_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"less than a buffer")
+    os.close(writer)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b"))
+    with pytest.raises(FileError, match="No space left on device; set TMPDIR"):
+        bring(other_store(tmp_path / "target"), Path(f"/dev/fd/{reader}"))
+    os.close(reader)
+
+
 def test_another_gpu_is_a_miss(source: Node, tmp_path: Path) -> None:
     bundle = bundle_of(source, tmp_path)
     target = other_store(tmp_path / "target")
