@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
 from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish, has_hard_links
@@ -22,6 +23,8 @@ from kstore.storage import ELSEWHERE, Storage
 from kstore.store import Store
 from kstore.words import size
 
+Found = TypeVar("Found")
+
 _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""
 _SHOWN = 4
@@ -32,6 +35,23 @@ _PATIENCE = 30.0
 
 def check_shared(store: Store, key: str) -> Iterator[Check]:
     """Check what every key needs, and whether the folders of `key` can be written, if one is given."""
+    yield from _check_first(store, key)
+    for below in store.storage.below.named:
+        yield _check_below(store, below)
+
+
+def _check_below(store: Store, below: Storage) -> Check:
+    """Check whether kernels can be restored from a store below, such as one in an image."""
+    try:
+        if _within(store, below.location, lambda: below.settings):
+            return ok("store below", below.location)
+    except (KstoreError, OSError) as error:
+        return warning("store below", *_advised(str(error)))
+    advice = "nothing is restored from there; if this image should bring kernels along, bake them"
+    return warning("store below", f"there is none at {below.location}", advice)
+
+
+def _check_first(store: Store, key: str) -> Iterator[Check]:
     try:
         is_made = _look(store)
     except (KstoreError, OSError) as error:
@@ -69,8 +89,13 @@ def _look(store: Store) -> bool:
     look = partial(_is_made, store.storage)
     if store.storage.below:
         return attempt(store.storage, look, False)
+    return _within(store, store.location, look)
+
+
+def _within(store: Store, location: str, look: Callable[[], Found]) -> Found:
+    """What `look` finds, unless the store there hangs."""
     seconds = min(store.settings.timeout or _PATIENCE, _PATIENCE)
-    return within(seconds, Waiting(), f"looking at {store.location}", look)
+    return within(seconds, Waiting(), f"looking at {location}", look)
 
 
 def _is_made(storage: Storage) -> bool:

@@ -55,6 +55,11 @@ class Below:
         return bool(self._storages)
 
     @property
+    def named(self) -> Sequence[Storage]:
+        """All of them, whether or not they are there."""
+        return self._storages
+
+    @property
     def locations(self) -> list[str]:
         """Where they are, or would be."""
         return [storage.location for storage in self._storages]

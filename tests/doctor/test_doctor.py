@@ -215,6 +215,26 @@ def test_a_store_above_that_is_in_trouble_costs_commits_only(image: Fleet, troub
     assert "1 of" in checks(store)["generation"].found
 
 
+@pytest.mark.parametrize("trouble", ["missing", "newer", "unreadable"])
+def test_a_store_below_from_which_nothing_can_be_restored_is_named(
+    image: Fleet, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checks(image.worker("new").store)["store below"].found == str(image.base)
+    settings = image.base / "kstore.json"
+    if trouble == "missing":
+        shutil.rmtree(image.base)
+    elif trouble == "newer":
+        settings.chmod(0o644)
+        settings.write_text(settings.read_text().replace('"format": 1', '"format": 99'))
+    else:
+        trouble_with(monkeypatch, "kstore.json", PermissionError(13, "Permission denied"))
+    found = worst(image.worker("another").store)["store below"]
+
+    assert found.verdict is Verdict.WARNING
+    says = {"missing": "there is none at", "newer": "has format 99", "unreadable": "Permission denied"}
+    assert says[trouble] in found.found and str(image.base) in found.found
+
+
 def test_what_was_restored_from_below_takes_no_more_room(image: Fleet, disk: SimpleNamespace) -> None:
     worker = image.worker("new")
     worker.restore()
