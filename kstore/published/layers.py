@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kstore.blobs import BlobStore
     from kstore.local.state import Base
     from kstore.published.ref import Ref
-    from kstore.published.refs import Unlisted
+    from kstore.published.refs import NoteUnlisted
     from kstore.scope import Scope
     from kstore.storage import Storage
 
@@ -258,7 +258,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
     return found[0] if found else storage.refs.get(scope, generation)
 
 
-def scopes(storage: Storage, key: str | None = None, unlisted: Unlisted | None = None) -> Iterator[Scope]:
+def scopes(storage: Storage, key: str | None = None, unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
     """Every scope with a folder in a store, each once, even if forgotten or empty; of one key if given. For `unlisted`
     see `Refs.scopes`; it is about the first store.
     """
@@ -275,7 +275,7 @@ def scopes(storage: Storage, key: str | None = None, unlisted: Unlisted | None =
     yield from found
 
 
-def _listed(storage: Storage, key: str | None, unlisted: Unlisted | None = None) -> list[Scope]:
+def _listed(storage: Storage, key: str | None, unlisted: NoteUnlisted | None = None) -> list[Scope]:
     return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key))
 
 

@@ -29,7 +29,7 @@ _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 Look = Callable[[str], Iterator[Child]]
 """Lists a folder."""
-Unlisted = Callable[[str, str, OSError], None]
+NoteUnlisted = Callable[[str, str, OSError], None]
 """Told of a folder of keys that cannot be listed: its GPU, the part of a key that leads to it, and why."""
 
 
@@ -206,7 +206,7 @@ class Refs:
         """The next parts of keys below `under`, a key prefix such as `my-model`."""
         return [name for name in _parts(self._backend.list, REFS, gpu, under) if not name.startswith("@")]
 
-    def scopes(self, under: str = "", unlisted: Unlisted | None = None) -> Iterator[Scope]:
+    def scopes(self, under: str = "", unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
         """Every scope with a folder, in order; `under` is a key prefix such as `my-model`.
 
         A folder that cannot be listed is an error, unless somebody is told of it: then it hides only what is in it.
@@ -270,7 +270,9 @@ def _numbers_with(suffix: str, children: Iterable[Child]) -> list[int]:
     return numbers_in(child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
 
 
-def walk_scopes(look: Look, folder: str, gpu: str, key: str = "", unlisted: Unlisted | None = None) -> Iterator[Scope]:
+def walk_scopes(
+    look: Look, folder: str, gpu: str, key: str = "", unlisted: NoteUnlisted | None = None
+) -> Iterator[Scope]:
     """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
     for name in _parts(look, folder, gpu, key, unlisted):
         if name.startswith("@"):
@@ -279,7 +281,7 @@ def walk_scopes(look: Look, folder: str, gpu: str, key: str = "", unlisted: Unli
             yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name, unlisted)
 
 
-def _parts(look: Look, folder: str, gpu: str, key: str, unlisted: Unlisted | None = None) -> list[str]:
+def _parts(look: Look, folder: str, gpu: str, key: str, unlisted: NoteUnlisted | None = None) -> list[str]:
     """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
     otherwise a link that leads to a folder above it would have no end.
     """
