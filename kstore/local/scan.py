@@ -27,7 +27,7 @@ from kstore.local.index import Index, KnownFolder, is_settled
 from kstore.local.remembered import Remembered, Unchanged
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, GROUP, Files, is_list, with_parents
+from kstore.published.manifest import DEEPEST, GROUP, NEVER_IN_PLACE, Files, is_list, with_parents
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
@@ -151,9 +151,22 @@ class _Walk:
         self._judge_lists(changed)
         for folder in self._listed:
             self._settle(folder)
-        changing = with_parents(changed)
+        changing = with_parents(changed | self._rewritten())
         while self._groups:
             self._judge(self._groups.pop(), changing)
+
+    def _rewritten(self) -> set[str]:
+        """The folders of groups in which a file has changed in place since it was looked at or read."""
+        every = chain.from_iterable(group.found.known.items() for group in self._groups)
+        files = [(path, known) for path, known in every if known.entry.flags not in NEVER_IN_PLACE]
+        top = self._ungrouped.place.top
+        found = stat_each([top + path[path.index("/") :] for path, _ in files])
+        # Not its inode, which some filesystems make up: if another file has its name, its folder has changed.
+        return {
+            path.rpartition("/")[0]
+            for (path, known), status in zip(files, found, strict=True)
+            if (status.mtime_ns, status.size) != (known.entry.mtime_ns, known.size)
+        }
 
     def _judge_lists(self, changed: Set[str]) -> None:
         """Leave out each list near which files have appeared since, because it may name them: what a list names is

@@ -156,6 +156,29 @@ def test_a_kernel_that_is_replaced_while_others_are_read_is_left_out(
     assert len(tree.scan(found.index).files) == GROUP_FILES + 1
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+def test_a_group_in_which_files_are_rewritten_while_others_are_read_is_left_out(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """The time of their folder does not tell: older versions of TileLang open the other process's files."""
+    kernel = f"tilelang/{'a' * 64}"
+    first, last = (tree.put(f"{kernel}/{name}", b"of one process") for name in ("host_kernel.cu", "params.pkl"))
+    index = tree.scan(None, "tilelang").index if is_known else None
+    new = tree.put(f"{kernel}/kernel.cubin", b"new")
+
+    def rewrite(path: str) -> None:
+        if path == (new if is_known else last):
+            for file in (first, last):
+                (tree.root / file).write_bytes(b"of another one")
+
+    before_each_read(monkeypatch, rewrite)
+    found = tree.scan(index, "tilelang")
+    assert [tuple(skip) for skip in found.skipped] == [(kernel, "it changed while it was read")]
+    assert (found.files, found.busy) == ({}, {kernel})
+    monkeypatch.undo()
+    assert len(tree.scan(index, "tilelang").files) == 3
+
+
 @pytest.mark.usefixtures("plain_calls")
 def test_a_temporary_folder_that_goes_while_it_is_listed_leaves_no_kernel_out(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
