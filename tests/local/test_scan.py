@@ -379,13 +379,15 @@ def test_a_component_elsewhere_is_scanned_there(tree: Tree, tmp_path: Path) -> N
     assert root.local_path("triton") == f"{tree.root}/triton"
 
 
-def test_a_kernel_that_loses_a_file_after_it_was_indexed_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["k.cubin", "__grp__k.json"])
+def test_a_kernel_that_loses_a_file_after_it_was_indexed_is_left_out(tmp_path: Path, lost: str) -> None:
     """The index knows its `__grp__` file, so the files that it promises are not looked for again."""
     tree = Tree(tmp_path / "root")
     kernel = tree.kernel()
     index = tree.scan().index
-    (tree.root / kernel / "k.cubin").unlink()
-    assert tree.scan(index).files == {}
+    (tree.root / kernel / lost).unlink()
+    found = tree.scan(index)
+    assert (found.files, [skip.path for skip in found.skipped]) == ({}, [kernel])
 
 
 def test_what_a_killed_writer_left_does_not_keep_its_kernel_busy_for_ever(tree: Tree) -> None:
@@ -511,6 +513,20 @@ def test_a_list_never_names_what_was_not_found(
     assert [tuple(skip) for skip in found.skipped] == [(listing, "files were added to its folder meanwhile")]
     monkeypatch.undo()
     assert len(tree.scan(first.index, "vllm").files) == 3
+
+
+def test_a_list_that_is_being_written_while_files_are_added_is_left_out_once(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = tree.put(f"{RANK}/backbone/vllm_compile_cache.py", b"{1: 'a'}")
+
+    def race(path: str) -> None:
+        tree.put(f"{RANK}/backbone/new.py", b"new")
+        (tree.root / path).write_bytes(b"{1: 'a', 2: 'b")
+
+    before_each_read(monkeypatch, race)
+    found = tree.scan(None, "vllm")
+    assert (found.files, [tuple(skip) for skip in found.skipped]) == ({}, [(listing, "it is cut short")])
 
 
 # ---- Memory: a key may have a hundred thousand files

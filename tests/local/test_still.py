@@ -110,6 +110,12 @@ def test_every_change_is_committed(node: Node, change: Callable[[Node], object])
     assert [node.commit().status for _ in range(3)] == [CommitStatus.UNCHANGED] * 3
 
 
+def test_what_is_in_the_folder_that_a_component_has_now_is_committed(node: Node, tmp_path: Path) -> None:
+    node.environ["TRITON_CACHE_DIR"] = str(tmp_path / "kernels")
+    node.tree.kernel("two", below=os.path.relpath(tmp_path / "kernels", node.tree.root))
+    assert node.commit().new_files == 8
+
+
 def test_a_change_right_after_it_was_found_still_is_committed_too(node: Node) -> None:
     for number in range(20):
         node.tree.put(f"inductor/ab/c{number}.py", b"%d" % number)

@@ -80,6 +80,17 @@ def test_what_is_changed_in_place_with_its_time_set_back_is_seen(node: Node, sca
     assert len(scans) == 1
 
 
+def test_what_is_changed_in_place_is_seen_although_that_of_another_component_stands(
+    builder: Node, tmp_path: Path, layout: str
+) -> None:
+    builder.tree.put("vllm/x", b"in place")
+    builder.commit()
+    node = Node(tmp_path, layout=layout)
+    node.restore()
+    (node.tree.root / "inductor/ab/x.cu").write_bytes(b"IN PLACE")
+    assert node.commit().new_files == 1
+
+
 @pytest.mark.parametrize("change", [each for each in CHANGES if each is not copied_with_all_times_set_back])
 def test_what_changes_within_the_tick_of_the_clock_in_which_all_was_placed_is_seen(
     node: Node, change: Callable[[Node], object]
