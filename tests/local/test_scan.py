@@ -18,7 +18,7 @@ from kstore.local import clocks, scan
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
 from kstore.published.manifest import Flag
-from tests.trees import Tree, before_each_read, shared_object
+from tests.trees import HOUR, Tree, before_each_read, shared_object
 
 GROUP_FILES = 8
 TICK = 0.15
@@ -211,8 +211,11 @@ def test_an_empty_group_is_no_news(tree: Tree) -> None:
 
 def test_one_host_bound_file_binds_its_group(tree: Tree) -> None:
     kernel = tree.kernel()
+    before = tree.scan().files
     tree.put(f"{kernel}/__triton_launcher.so", shared_object())
-    assert all(entry.flags & Flag.HOST for entry in tree.scan().files.values())
+    found = tree.scan().files
+    assert all(entry.flags & Flag.HOST for entry in found.values())
+    assert {path: found[path].flags & ~Flag.HOST for path in before} == {p: e.flags for p, e in before.items()}
 
 
 def test_slots_are_marked(tree: Tree) -> None:
@@ -277,7 +280,7 @@ def test_links_pipes_and_sockets_are_left_out(tree: Tree, tmp_path: Path) -> Non
 # ---- The index saves reading
 
 
-def test_a_second_scan_reads_only_what_lists_the_files_of_a_young_group(tree: Tree) -> None:
+def test_later_scans_read_only_what_lists_the_files_of_a_young_group(tree: Tree) -> None:
     tree.wrapper()
     tree.kernel()
     tree.graph()
@@ -285,9 +288,12 @@ def test_a_second_scan_reads_only_what_lists_the_files_of_a_young_group(tree: Tr
     read: list[tuple[bytes, bytes]] = []
     first = tree.scan(offer=lambda blobs, _: read.extend(blobs))
     assert len(read) == len(first.files) == 3 + GROUP_FILES
-    read.clear()
-    second = tree.scan(first.index, offer=lambda blobs, _: read.extend(blobs))
-    assert (len(read), second.files) == (1, first.files)
+    index = first.index
+    for _ in range(2):
+        read.clear()
+        found = tree.scan(index, offer=lambda blobs, _: read.extend(blobs))
+        assert (len(read), found.files) == (1, first.files)
+        index = found.index
 
 
 def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +306,8 @@ def test_a_settled_folder_is_not_even_listed(tree: Tree, monkeypatch: pytest.Mon
     listed: list[str] = []
     monkeypatch.setattr(folders, "list_each", lambda paths: listed.extend(paths) or list_each(paths))
     second = tree.scan(first.index)
-    assert second.files == first.files
+    third = tree.scan(second.index_beside_base)  # what it was told, it remembers
+    assert second.files == third.files == first.files
     assert listed == []
     monkeypatch.undo()
     (folder / "cnew.py").write_bytes(b"new")
@@ -355,15 +362,26 @@ def test_a_changed_file_is_read_again(tree: Tree, change: str) -> None:
     assert found.files[path].digest == digest_of(tree.read(path))
 
 
-def test_a_young_file_is_read_again(tree: Tree) -> None:
+@pytest.mark.parametrize("path", ["inductor/ab/c.best_config", f"tilelang/{'a' * 64}/params.pkl"])
+def test_a_young_file_is_read_again(tree: Tree, path: str) -> None:
     """A change within the same clock tick leaves the same time on it."""
-    path = tree.put("inductor/ab/c.best_config", b"old", age=-10)
+    component = path.partition("/")[0]
+    tree.put(path, b"old", age=-10)
     status = (tree.root / path).stat()
-    index = tree.scan().index
+    index = tree.scan(None, component).index
     with open(tree.root / path, "r+b") as file:
         file.write(b"new")
     os.utime(tree.root / path, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    assert tree.scan(index).files[path].digest == digest_of(b"new")
+    assert tree.scan(index, component).files[path].digest == digest_of(b"new")
+
+
+def test_a_folder_does_not_vouch_for_a_file_whose_time_is_still_to_come(tree: Tree) -> None:
+    """The index does not have it."""
+    path = tree.put("inductor/ab/c.best_config", b"from a host whose clock is ahead", age=-HOUR)
+    time.sleep(TICK)
+    first = tree.scan()
+    assert tree.scan(first.index).files == first.files
+    assert [*first.files] == [path]
 
 
 def test_a_deleted_file_is_gone(tree: Tree) -> None:
