@@ -160,7 +160,7 @@ def still_since(root: CacheRoot, found: Scan) -> Still | None:
     a later scan may then find it otherwise though nothing changes.
     """
     # What is displaced is looked at again only for a restore, which puts it right.
-    if found.skipped or found.busy or found.unsettled.difference(found.displaced):
+    if found.skipped or found.unsettled.difference(found.displaced):
         return None
     in_place = (path for path, known in found.known.items() if known.entry.flags not in NEVER_IN_PLACE)
     try:
