@@ -137,6 +137,16 @@ def test_what_was_young_when_it_was_committed_is_looked_at_once_more(
     assert len(scans) == 2
 
 
+def test_what_somebody_still_writes_straight_to_its_name_is_looked_at_again(node: Node) -> None:
+    """Its folder is told only when the file is made."""
+    path = node.tree.root / "inductor/ab/cslow.py"
+    path.touch()
+    time.sleep(TICK)
+    for content in (b"half", b"and the rest"):
+        path.write_bytes(content)
+        assert node.commit().status is CommitStatus.COMMITTED
+
+
 def test_a_file_that_goes_is_no_news_and_is_looked_for(node: Node, scans: list[Worker]) -> None:
     shutil.rmtree(node.tree.root / "triton")
 
