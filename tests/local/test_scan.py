@@ -375,6 +375,13 @@ def test_a_young_file_is_read_again(tree: Tree, path: str) -> None:
     assert tree.scan(index, component).files[path].digest == digest_of(b"new")
 
 
+def test_a_folder_whose_time_was_set_back_just_now_does_not_vouch(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = (tree.root / tree.wrapper()).parent
+    os.utime(folder, ns=(1_000_000_000_000_000_001, 1_000_000_000_000_000_001))
+    monkeypatch.setattr("kstore.local.index._TICK_NS", 3600 * 10**9)
+    assert tree.scan().settled_folders == {}
+
+
 def test_a_folder_does_not_vouch_for_a_file_whose_time_is_still_to_come(tree: Tree) -> None:
     """The index does not have it."""
     path = tree.put("inductor/ab/c.best_config", b"from a host whose clock is ahead", age=-HOUR)

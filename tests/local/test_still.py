@@ -137,6 +137,23 @@ def test_what_was_young_when_it_was_committed_is_looked_at_once_more(
     assert len(scans) == 2
 
 
+def in_place_with_an_old_time(node: Node) -> None:
+    in_place(node)
+    os.utime(node.tree.root / "inductor/ab/x.cu", ns=(1, 1))
+
+
+@pytest.mark.parametrize("change", [CHANGES[0], in_place_with_an_old_time])
+def test_while_one_change_is_young_all_is_looked_at(
+    node: Node, scans: list[Worker], monkeypatch: pytest.MonkeyPatch, change: Callable[[Node], object]
+) -> None:
+    before = time.time_ns() - 50_000_000  # the clock of files may be that late
+    change(node)
+    monkeypatch.setattr("kstore.local.still.is_settled", lambda moment_ns, _: moment_ns < before)
+    assert [node.commit().status for _ in range(2)] == [CommitStatus.COMMITTED, CommitStatus.UNCHANGED]
+    node.commit()
+    assert len(scans) == 3
+
+
 def test_what_somebody_still_writes_straight_to_its_name_is_looked_at_again(node: Node) -> None:
     """Its folder is told only when the file is made."""
     path = node.tree.root / "inductor/ab/cslow.py"
