@@ -15,6 +15,7 @@ from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.manifest import sizes_of
 from kstore.published.ref import Ref, RefState
+from kstore.published.scopes import every_scope
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope, choices
 from kstore.settings import variables_of
@@ -56,10 +57,11 @@ def newest_of(store: Store, key: str) -> Newest:
     scope = store.scope(key)
     try:
         with reporting_trouble(store.location, "read"):
-            every = list(store.scopes(key))
-            to_choose = unforgotten(store.storage, (s for s in every if not store.settings.gpu or s.gpu == scope.gpu))
-            if not store.knows_software and len(to_choose) == 1:  # A restore takes this one.
-                (scope,) = to_choose
+            every, to_choose = _every(store, key), list[Scope]()
+            if not store.knows_software:
+                to_choose = unforgotten(store.storage, (s for s in every if s.is_of(store.settings.gpu or None, None)))
+                if len(to_choose) == 1:  # A restore takes this one.
+                    (scope,) = to_choose
             others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
             others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
             newest, whole = newest_there(store.storage, scope)
@@ -69,6 +71,13 @@ def newest_of(store: Store, key: str) -> Newest:
     if whole and whole.ref.state is RefState.LIVE:
         return Newest(whole.ref, others, whole, trouble, to_choose)
     return Newest(whole.ref if whole else None, others, _snapshot(store, others), trouble, to_choose)
+
+
+def _every(store: Store, key: str) -> list[Scope]:
+    """The scopes of `key`; all of them, if this worker must choose one. Another's trouble is not that of one that knows
+    its own.
+    """
+    return every_scope(store.storage, key)[0] if store.knows_software else list(store.scopes(key))
 
 
 def _live(store: Store, scope: Scope) -> Ref | None:

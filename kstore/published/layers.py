@@ -276,7 +276,7 @@ def scopes(storage: Storage, key: str | None = None, unlisted: NoteUnlisted | No
 
 
 def _listed(storage: Storage, key: str | None, unlisted: NoteUnlisted | None = None) -> list[Scope]:
-    return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key))
+    return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key, unlisted))
 
 
 def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:

@@ -214,10 +214,10 @@ class Refs:
         for gpu in self.gpus():
             yield from walk_scopes(self._backend.list, REFS, gpu, under, unlisted)
 
-    def scopes_of(self, key: str) -> Iterator[Scope]:
+    def scopes_of(self, key: str, unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
         """Those of one key, whether or not the folders of longer keys can be listed."""
         for gpu in self.gpus():
-            for name in _parts(self._backend.list, REFS, gpu, key):
+            for name in _parts(self._backend.list, REFS, gpu, key, unlisted):
                 if name.startswith("@"):
                     yield from _scope(gpu, key, name[1:])
 

@@ -33,15 +33,15 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
     return found
 
 
-def every_scope(storage: Storage) -> tuple[list[Scope], list[Unlisted]]:
-    """Every scope with a folder, and which folders of keys cannot be listed.
+def every_scope(storage: Storage, key: str | None = None) -> tuple[list[Scope], list[Unlisted]]:
+    """Every scope with a folder, of one key if given, and which folders of keys cannot be listed.
 
     Raises:
         StoreUnavailable: none can be listed.
     """
     unlisted: list[Unlisted] = []
     with reporting_trouble(storage.location, "read"):
-        return list(scopes(storage, unlisted=lambda *folder: unlisted.append(Unlisted(*folder)))), unlisted
+        return list(scopes(storage, key, lambda *folder: unlisted.append(Unlisted(*folder)))), unlisted
 
 
 class Unlisted(NamedTuple):

@@ -25,9 +25,10 @@ from kstore.errors import StoreUnavailable, WaitTimeout
 from kstore.local import numbered
 from kstore.local.link import Linker, LinkMode
 from kstore.published.manifest import Manifest, Seen
+from kstore.report import CommitStatus
 from kstore.settings import Mode
 from kstore.store import Store
-from tests.faults.reading import trouble_with
+from tests.faults.reading import trouble_with, unlistable
 from tests.layers.images import Fleet
 from tests.trees import (
     ENVIRONMENT,
@@ -548,6 +549,31 @@ def test_a_generation_that_another_user_hides_is_not_damage(published: Node, mon
     assert "kstore verify" not in found.advice
     with pytest.raises(StoreUnavailable):
         published.commit()
+
+
+@pytest.mark.parametrize("hidden", [f"another-gpu/{KEY}", f"{GPU}/{KEY}/@another"])
+def test_what_is_hidden_of_others_is_no_trouble_of_this_worker(
+    published: Node, hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (published.location / "refs" / hidden).mkdir(parents=True)
+    unlistable(monkeypatch, f"refs/{hidden}", PermissionError(13, "Permission denied"))
+
+    assert checks(published.store)["generation"].verdict is Verdict.OK
+    assert published.commit().status is CommitStatus.UNCHANGED
+
+
+def test_what_is_hidden_of_a_key_is_trouble_of_a_worker_that_must_choose(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an init container, without torch."""
+    monkeypatch.setattr(Store, "knows_software", False)
+    hidden = f"refs/{GPU}/{KEY}/@another"
+    (published.location / hidden).mkdir()
+    unlistable(monkeypatch, hidden, PermissionError(13, "Permission denied"))
+
+    assert checks(published.store)["generation"].verdict is Verdict.BAD
+    with pytest.raises(StoreUnavailable):
+        published.restore()
 
 
 def test_a_pack_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
