@@ -24,6 +24,7 @@ from kstore.inspect.sides import published_side
 from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
 from kstore.published.ref import Ref
+from kstore.published.scopes import scopes_of
 from tests.bundles.carrying import other_store
 from tests.faults.reading import AWAY, trouble_with, unlistable
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
@@ -445,6 +446,20 @@ def test_a_key_is_found_where_a_longer_one_cannot_be_listed(node: Node, monkeypa
     assert [ref.scope.key for ref in node.store.forget(KEY)] == [KEY]
     with pytest.raises(StoreUnavailable, match=str(FORBIDDEN.strerror)):
         node.store.forget(longer)
+
+
+@pytest.mark.parametrize("hidden", [f"another-gpu/{KEY}", f"{GPU}/{KEY}/@another"])
+def test_a_scope_that_is_named_is_found_where_others_cannot_be_listed(
+    node: Node, hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node.location / "refs" / hidden).mkdir(parents=True)
+    unlistable(monkeypatch, f"refs/{hidden}", FORBIDDEN)
+    storage = node.store.storage
+
+    assert scopes_of(storage, KEY, GPU, ENVIRONMENT) == [node.newest().scope]
+    for gpu, environment in ((None, None), ("another-gpu", None), ("a-third", ENVIRONMENT)):
+        with pytest.raises(StoreUnavailable, match=str(FORBIDDEN.strerror)):
+            scopes_of(storage, KEY, gpu, environment)
 
 
 def test_two_generations_are_compared_as_far_as_they_can_be_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,27 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
         MissError: there is none.
         StoreUnavailable: there is no store, or it cannot be read.
     """
+    hidden: list[OSError] = []
+
+    def note(of: str, _: str, error: OSError) -> None:
+        if gpu in (None, of):
+            raise error
+        hidden.append(error)
+
     with reporting_trouble(storage.location, "read"):
-        every = sorted(scope for scope in scopes(storage, key) if has_generations(storage, scope))
+        named = sorted(scopes(storage, key, note))
+        found = [scope for scope in named if scope.is_of(gpu, environment) and has_generations(storage, scope)]
+        if found:  # Whatever is hidden of others.
+            return found
+        if hidden:
+            raise hidden[0]
+        every = [scope for scope in named if has_generations(storage, scope)]
         if not (every or storage.below.there):
             storage.open_existing()
     if not every:
         raise missing(storage, key)
-    found = [scope for scope in every if scope.is_of(gpu, environment)]
-    if not found:
-        wanted = " and ".join(filter(None, (gpu, environment)))
-        raise MissError(f"{key} is not published for {wanted}; choose: {choices(every, suffix)}")
-    return found
+    wanted = " and ".join(filter(None, (gpu, environment)))
+    raise MissError(f"{key} is not published for {wanted}; choose: {choices(every, suffix)}")
 
 
 def every_scope(storage: Storage, key: str | None = None) -> tuple[list[Scope], list[Unlisted]]:
