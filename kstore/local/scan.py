@@ -109,6 +109,8 @@ class _Walk:
         self._ungrouped = _Part(Place(component.name, folder), self._found, [], [])
         self._groups: list[_Part] = []
         """The groups that may be whole."""
+        self._read: set[str] = set()
+        """The folders of those of which something is read. All that the others have was known when they were listed."""
         self._listed: list[Listed] = []
         """The folders that were listed."""
         self._unchanged: list[Listed] = []
@@ -156,8 +158,9 @@ class _Walk:
             self._judge(self._groups.pop(), changing)
 
     def _rewritten(self) -> set[str]:
-        """The folders of groups in which a file has changed in place since it was looked at or read."""
-        every = chain.from_iterable(group.found.known.items() for group in self._groups)
+        """The folders of groups in which a file has changed in place while others of the same group were read."""
+        groups = (group.found.known for group in self._groups if group.place.path in self._read)
+        every = chain.from_iterable(known.items() for known in groups)
         files = [(path, known) for path, known in every if known.entry.flags not in NEVER_IN_PLACE]
         top = self._ungrouped.place.top
         found = stat_each([top + path[path.index("/") :] for path, _ in files])
@@ -299,6 +302,8 @@ class _Walk:
                 self._leave_out(place, problem)
         else:
             self._groups.append(group)
+            if group.first or group.rest:
+                self._read.add(place.path)
 
     def _problems(self, group: _Part) -> Iterator[str]:
         found = group.found

@@ -179,6 +179,24 @@ def test_a_group_in_which_files_are_rewritten_while_others_are_read_is_left_out(
     assert len(tree.scan(index, "tilelang").files) == 3
 
 
+def test_files_of_a_group_are_looked_at_again_only_if_others_were_read(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be ten thousand groups, and what was known when they were listed was so all at once."""
+    for letter in "ab":
+        tree.put(f"tilelang/{letter * 64}/host_kernel.cu", b"known")
+        tree.put(f"tilelang/{letter * 64}/params.pkl", b"known")
+    index = tree.scan(None, "tilelang").index
+    tree.put(f"tilelang/{'a' * 64}/kernel.cubin", b"new")
+    asked: list[str] = []
+    stat_each = scan.stat_each
+    monkeypatch.setattr(scan, "stat_each", lambda paths, **how: asked.extend(paths) or stat_each(paths, **how))
+
+    assert len(tree.scan(index, "tilelang").files) == 5
+    files = {path.rpartition("/tilelang/")[2] for path in asked if path.endswith(("host_kernel.cu", "params.pkl"))}
+    assert files == {f"{'a' * 64}/{name}" for name in ("host_kernel.cu", "params.pkl")}
+
+
 @pytest.mark.usefixtures("plain_calls")
 def test_a_temporary_folder_that_goes_while_it_is_listed_leaves_no_kernel_out(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
