@@ -260,7 +260,7 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
 
 def scopes(storage: Storage, key: str | None = None, unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
     """Every scope with a folder in a store, each once, even if forgotten or empty; of one key if given. For `unlisted`
-    see `Refs.scopes`; it is about the first store.
+    see `Refs.scopes`; it is about the first store. What cannot be listed below is passed over.
     """
 
     def look() -> list[Scope]:
@@ -271,11 +271,16 @@ def scopes(storage: Storage, key: str | None = None, unlisted: NoteUnlisted | No
     found = dict.fromkeys(attempt(storage, look, none))
     for below in storage.below.there:
         with _passing_over(below):
-            found |= dict.fromkeys(_listed(below, key))
+            found |= dict.fromkeys(_listed(below, key, partial(_pass_over, below)))
     yield from found
 
 
-def _listed(storage: Storage, key: str | None, unlisted: NoteUnlisted | None = None) -> list[Scope]:
+def _pass_over(storage: Storage, gpu: str, key: str, error: OSError) -> None:
+    """Go on without one folder of keys."""
+    warn_once(log, "%s of %s in the store at %s is passed over: %s", key or "every key", gpu, storage.location, error)
+
+
+def _listed(storage: Storage, key: str | None, unlisted: NoteUnlisted | None) -> list[Scope]:
     return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key, unlisted))
 
 

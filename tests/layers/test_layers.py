@@ -29,6 +29,7 @@ from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
+from tests.faults.reading import unlistable
 from tests.layers.images import GROUP_FILES, Fleet, Worker, fill, fingerprint, has, kernels, modules, objects
 from tests.test_repair import rot_frame
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, as_if_newer, contents
@@ -895,6 +896,17 @@ def test_scopes_are_those_of_every_store_once(fleet: Fleet) -> None:
     store = fleet.worker("admin").store
     assert [scope.key for scope in store.scopes()] == [KEY, OTHER]
     assert [scope.key for scope in store.scopes(OTHER)] == [OTHER]
+
+
+def test_a_folder_below_that_cannot_be_listed_hides_only_what_is_in_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.bake("one")
+    (fleet.base / "refs" / GPU / OTHER).mkdir(parents=True)
+    unlistable(monkeypatch, f"refs/{GPU}/{OTHER}", PermissionError(13, "Permission denied"))
+    store = fleet.worker("admin").store
+    assert [scope.key for scope in store.scopes()] == [KEY]
+    assert f"{OTHER} of {GPU} in the store at {fleet.base} is passed over: " in caplog.text
 
 
 def test_the_newest_is_that_of_the_store_in_charge(fleet: Fleet) -> None:
