@@ -10,7 +10,9 @@ from kstore.local.streams import is_whole
 
 _ELF = b"\x7fELF"
 _ELF64 = 2
-_SECTION_TABLE = struct.Struct("<Q")
+_ELF_HEADER = 64
+"""Bytes, as many as each section's has."""
+_NUMBER = struct.Struct("<Q")
 _SECTION_COUNTS = struct.Struct("<HH")
 _WRITING_TIME_NS = 3600 * 10**9
 _LOCK = "lock"
@@ -47,10 +49,12 @@ def check_whole_object(data: bytes) -> None:
     """
     if not data.startswith(_ELF):
         raise Unfinished("it is not an object file")
-    if len(data) >= 64 and data[4] == _ELF64:
-        (table,) = _SECTION_TABLE.unpack_from(data, 0x28)
+    if len(data) >= _ELF_HEADER and data[4] == _ELF64:
+        (table,) = _NUMBER.unpack_from(data, 0x28)
         entry_size, entries = _SECTION_COUNTS.unpack_from(data, 0x3A)
-        if table and table + entry_size * entries <= len(data):
+        if not entries and table + _ELF_HEADER <= len(data):  # Too many for that field: the first section has them.
+            (entries,) = _NUMBER.unpack_from(data, table + 0x20)
+        if table and entries and table + entry_size * entries <= len(data):
             return
     raise Unfinished("it is cut short")
 
