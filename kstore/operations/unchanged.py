@@ -59,7 +59,7 @@ def remember_still(worker: Worker, report: CommitReport, found: Scan, mark: str)
     `mark` is that of what was in quarantine before the commit looked for what the store has lost. Nothing is remembered
     of an empty root, which is likely to be the wrong one: every commit is to say so.
     """
-    if report.ok and report.found and not report.skipped and (still := still_since(worker.root, found)):
+    if report.found and not report.skipped and (still := still_since(worker.root, found)):
         with suppress(CacheRootError, OSError):
             worker.state.save_still(still, mark)
 

@@ -78,6 +78,14 @@ def test_a_worker_that_has_waited_for_another_to_commit_scans_no_more(node: Node
     assert len(scans) == 1
 
 
+def test_every_commit_says_that_the_root_is_empty(node: Node) -> None:
+    for component in node.store.worker(KEY, before_import=False).root.folders.values():
+        shutil.rmtree(component, ignore_errors=True)
+        Path(component).mkdir(parents=True, exist_ok=True)
+    time.sleep(TICK)
+    assert [node.commit().found for _ in range(3)] == [0] * 3
+
+
 def in_place(node: Node) -> None:
     (node.tree.root / "inductor/ab/x.cu").write_bytes(b"IN PLACE")
 
