@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,6 +80,19 @@ def test_objects_wait_until_it_is_known_which_host_they_are_for(tmp_path: Path, 
     Node(tmp_path).restore()
     assert Node(tmp_path).commit().new_files == 1
     assert set(_hosts(node)) == {"a" * 16}
+
+
+def test_they_come_with_the_first_commit_that_knows_though_nothing_has_moved(
+    tmp_path: Path, unasked: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    node.restore()
+    node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.tree.wrapper()
+    time.sleep(0.15)  # Times are trusted by then.
+    assert [len(Node(tmp_path).commit().skipped) for _ in range(2)] == [1, 1]
+    unasked.undo()
+    assert Node(tmp_path).commit().new_files == 1
 
 
 def test_that_the_compiler_cannot_be_asked_is_said_once_however_many_commits_follow(
