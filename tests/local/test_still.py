@@ -15,6 +15,8 @@ import pytest
 
 from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
+from kstore.errors import CacheRootError
+from kstore.local.state import StateFolder
 from kstore.operations.commit import commit
 from kstore.report import CommitReport, CommitStatus
 from kstore.worker import Worker
@@ -84,6 +86,21 @@ def test_every_commit_says_that_the_root_is_empty(node: Node) -> None:
         Path(component).mkdir(parents=True, exist_ok=True)
     time.sleep(TICK)
     assert [node.commit().found for _ in range(3)] == [0] * 3
+
+
+@pytest.mark.parametrize("trouble", [OSError("no space"), CacheRootError("no space")])
+def test_what_cannot_be_remembered_is_committed_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        refused.append(trouble)
+        raise trouble
+
+    refused = list[Exception]()
+    node.tree.wrapper("two")
+    time.sleep(TICK)
+    monkeypatch.setattr(StateFolder, "save_still", refuse)
+    assert (node.commit().status, refused) == (CommitStatus.COMMITTED, [trouble])
 
 
 def in_place(node: Node) -> None:
