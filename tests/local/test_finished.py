@@ -24,13 +24,19 @@ HOUR = 3600 * 10**9
 
 
 def test_a_lock_that_nobody_holds_or_that_is_missing_is_free(tmp_path: Path) -> None:
-    descriptors = os.listdir("/proc/self/fd")
     check_unlocked(str(tmp_path / "missing"))
     (tmp_path / "lock").touch()
     check_unlocked(str(tmp_path / "lock"))
     os.mkfifo(tmp_path / "pipe")  # Nobody waits for its writer.
     check_unlocked(str(tmp_path / "pipe"))
-    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_looking_at_a_lock_costs_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    before, times = len(os.listdir("/proc/self/fd")), 50
+    for _ in range(times):
+        check_unlocked(str(tmp_path / "lock"))
+    assert len(os.listdir("/proc/self/fd")) < before + times  # Other threads may have opened some.
 
 
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
