@@ -389,13 +389,18 @@ def test_a_bundle_of_what_cannot_be_read_is_not_written(
         writer.write(io.BytesIO())
 
 
-def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
-    node: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def store_beside_two_keys(tmp_path: Path, layout: str) -> Node:
+    """Publish another key, "z/v1", and return another store, which is empty."""
     other = Node(tmp_path, "other", layout=layout)
     other.tree.wrapper()
     other.commit("z/v1")
-    target = other_store(tmp_path / "target", layout)
+    return other_store(tmp_path / "target", layout)
+
+
+def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
+    node: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = store_beside_two_keys(tmp_path, layout)
     trouble_with(monkeypatch, name_of(node, "cubin"), FORBIDDEN)
     report = copy_keys(node.store, target.store)
 
@@ -408,10 +413,7 @@ def test_a_key_that_cannot_be_read_keeps_no_other_from_being_copied(
 def test_a_folder_that_cannot_be_listed_keeps_no_other_key_from_being_copied(
     node: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Node(tmp_path, "other", layout=layout)
-    other.tree.wrapper()
-    other.commit("z/v1")
-    target = other_store(tmp_path / "target", layout)
+    target = store_beside_two_keys(tmp_path, layout)
     unlistable(monkeypatch, f"refs/{GPU}/{KEY}", FORBIDDEN)
     report = copy_keys(node.store, target.store)
 

@@ -64,10 +64,10 @@ def command(invocation: Invocation, prefix: str) -> int:
 
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[KstoreError]]:
     """The newest generation of each scope, and why some cannot be determined."""
-    from kstore.published.scopes import every_scope
+    from kstore.published.scopes import error_of, every_scope
 
     every, unlisted = every_scope(store.storage)
-    refs, untold = [], list[KstoreError](folder.why(store.storage) for folder in unlisted if folder.may_have(prefix))
+    refs, untold = [], list[KstoreError](error_of(store.storage, f) for f in unlisted if f.may_have(prefix))
     scopes = (scope for scope in every if scope.key.startswith(prefix))
     for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
         try:

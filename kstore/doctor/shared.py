@@ -185,9 +185,9 @@ def _check_room(store: Store) -> Check:
     status = os.statvfs(store.location)
     free = status.f_bavail * status.f_frsize
     found = f"{size(free)} free in {store.location}"
-    advice = f"run `{again(store, 'gc')}`, or free some"
-    if status.f_files and not status.f_favail and not _makes_files(store.storage):
-        return warning("store space", f"{found}, but no inodes", f"restores work, commits will fail: {advice}")
-    if free < _MIN_FREE:
-        return warning("store space", found, f"restores work, commits {'may' if free else 'will'} fail: {advice}")
-    return ok("store space", found)
+    lacks_inodes = status.f_files and not status.f_favail and not _makes_files(store.storage)
+    if free >= _MIN_FREE and not lacks_inodes:
+        return ok("store space", found)
+    outlook = "commits may fail" if free and not lacks_inodes else "commits will fail"
+    advice = f"restores work, {outlook}: run `{again(store, 'gc')}`, or free some"
+    return warning("store space", f"{found}, but no inodes" if lacks_inodes else found, advice)

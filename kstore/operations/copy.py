@@ -19,7 +19,8 @@ from kstore.operations.incoming import Incoming
 from kstore.published.layers import or_below
 from kstore.published.leaning import check_supported, fetch_many
 from kstore.published.ref import RefState
-from kstore.published.scopes import Unlisted, every_scope, scopes_of
+from kstore.published.refs import Unlisted
+from kstore.published.scopes import error_of, every_scope, scopes_of
 from kstore.published.snapshot import Snapshot
 from kstore.report import SCHEMA
 from kstore.scope import Scope, check_key
@@ -85,7 +86,7 @@ def copy_keys(
     with reporting_trouble(source.location, "read"):
         _check_stores(source, target)
         scopes, unlisted = _scopes(source, keys, gpu, environment)
-    report.unreadable += [f"{folder} is not copied: {folder.why(source.storage)}" for folder in unlisted]
+    report.unreadable += [f"{folder} is not copied: {error_of(source.storage, folder)}" for folder in unlisted]
     for scope in scopes:
         # Only what this scope's packs hold is remembered: memory does not grow with the store.
         source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))

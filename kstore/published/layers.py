@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kstore.blobs import BlobStore
     from kstore.local.state import Base
     from kstore.published.ref import Ref
-    from kstore.published.refs import NoteUnlisted
+    from kstore.published.refs import PassOver, Unlisted
     from kstore.scope import Scope
     from kstore.storage import Storage
 
@@ -258,30 +258,26 @@ def find(storage: Storage, scope: Scope, generation: int, manifest: str) -> Ref:
     return found[0] if found else storage.refs.get(scope, generation)
 
 
-def scopes(storage: Storage, key: str | None = None, unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
-    """Every scope with a folder in a store, each once, even if forgotten or empty; of one key if given. For `unlisted`
-    see `Refs.scopes`; it is about the first store. What cannot be listed below is passed over.
+def scopes(storage: Storage, key: str | None = None, pass_over: PassOver | None = None) -> Iterator[Scope]:
+    """Every scope with a folder in a store, each once, even if forgotten or empty; of one key if given. For `pass_over`
+    see `Refs.scopes`; it is about the first store. What cannot be listed below is always passed over.
     """
 
     def look() -> list[Scope]:
         _ = storage.settings
-        return _listed(storage, key, unlisted)
+        return list(storage.refs.scopes_of(key, pass_over))
 
     none: list[Scope] = []
     found = dict.fromkeys(attempt(storage, look, none))
     for below in storage.below.there:
         with _passing_over(below):
-            found |= dict.fromkeys(_listed(below, key, partial(_pass_over, below)))
+            found |= dict.fromkeys(below.refs.scopes_of(key, partial(_pass_over, below)))
     yield from found
 
 
-def _pass_over(storage: Storage, gpu: str, key: str, error: OSError) -> None:
-    """Go on without one folder of keys."""
-    warn_once(log, "%s of %s in the store at %s is passed over: %s", key or "every key", gpu, storage.location, error)
-
-
-def _listed(storage: Storage, key: str | None, unlisted: NoteUnlisted | None) -> list[Scope]:
-    return list(storage.refs.scopes(unlisted=unlisted) if key is None else storage.refs.scopes_of(key, unlisted))
+def _pass_over(storage: Storage, folder: Unlisted) -> None:
+    key, where = folder.key or "every key", storage.location
+    warn_once(log, "%s of %s in the store at %s is passed over: %s", key, folder.gpu, where, folder.error)
 
 
 def unforgotten(storage: Storage, among: Iterable[Scope]) -> list[Scope]:

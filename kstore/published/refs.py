@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, Child, numbers_in
@@ -29,8 +30,26 @@ _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 Look = Callable[[str], Iterator[Child]]
 """Lists a folder."""
-NoteUnlisted = Callable[[str, str, OSError], None]
-"""Told of a folder of keys that cannot be listed: its GPU, the part of a key that leads to it, and why."""
+
+
+class Unlisted(NamedTuple):
+    """A folder of keys that cannot be listed."""
+
+    gpu: str
+    key: str
+    """What all of its keys begin with."""
+    error: OSError
+
+    def __str__(self) -> str:
+        return f"{self.key or 'every key'} ({self.gpu})"
+
+    def may_have(self, prefix: str) -> bool:
+        """Whether a key with this prefix may be in it."""
+        return not self.key or self.key.startswith(prefix) or prefix.startswith(f"{self.key}/")
+
+
+PassOver = Callable[[Unlisted], None]
+"""Takes note of a folder of keys that cannot be listed, or raises its error."""
 
 
 class Refs:
@@ -206,18 +225,21 @@ class Refs:
         """The next parts of keys below `under`, a key prefix such as `my-model`."""
         return [name for name in _parts(self._backend.list, REFS, gpu, under) if not name.startswith("@")]
 
-    def scopes(self, under: str = "", unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
+    def scopes(self, under: str = "", pass_over: PassOver | None = None) -> Iterator[Scope]:
         """Every scope with a folder, in order; `under` is a key prefix such as `my-model`.
 
-        A folder that cannot be listed is an error, unless somebody is told of it: then it hides only what is in it.
+        A folder that cannot be listed is an error, unless somebody passes over it: then it hides only what is in it.
         """
         for gpu in self.gpus():
-            yield from walk_scopes(self._backend.list, REFS, gpu, under, unlisted)
+            yield from walk_scopes(self._backend.list, REFS, gpu, under, pass_over)
 
-    def scopes_of(self, key: str, unlisted: NoteUnlisted | None = None) -> Iterator[Scope]:
-        """Those of one key, whether or not the folders of longer keys can be listed."""
+    def scopes_of(self, key: str | None, pass_over: PassOver | None = None) -> Iterator[Scope]:
+        """The same of one key, whether or not the folders of longer keys can be listed; of all without a key."""
+        if key is None:
+            yield from self.scopes(pass_over=pass_over)
+            return
         for gpu in self.gpus():
-            for name in _parts(self._backend.list, REFS, gpu, key, unlisted):
+            for name in _parts(self._backend.list, REFS, gpu, key, pass_over):
                 if name.startswith("@"):
                     yield from _scope(gpu, key, name[1:])
 
@@ -270,18 +292,16 @@ def _numbers_with(suffix: str, children: Iterable[Child]) -> list[int]:
     return numbers_in(child.name.removesuffix(suffix) for child in children if child.name.endswith(suffix))
 
 
-def walk_scopes(
-    look: Look, folder: str, gpu: str, key: str = "", unlisted: NoteUnlisted | None = None
-) -> Iterator[Scope]:
+def walk_scopes(look: Look, folder: str, gpu: str, key: str = "", pass_over: PassOver | None = None) -> Iterator[Scope]:
     """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
-    for name in _parts(look, folder, gpu, key, unlisted):
+    for name in _parts(look, folder, gpu, key, pass_over):
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
         else:
-            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name, unlisted)
+            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name, pass_over)
 
 
-def _parts(look: Look, folder: str, gpu: str, key: str, unlisted: NoteUnlisted | None = None) -> list[str]:
+def _parts(look: Look, folder: str, gpu: str, key: str, pass_over: PassOver | None = None) -> list[str]:
     """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
     otherwise a link that leads to a folder above it would have no end.
     """
@@ -290,9 +310,9 @@ def _parts(look: Look, folder: str, gpu: str, key: str, unlisted: NoteUnlisted |
     try:
         return _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
     except OSError as error:
-        if unlisted is None:
+        if pass_over is None:
             raise
-        unlisted(gpu, key, error)
+        pass_over(Unlisted(gpu, key, error))
         return []
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kstore.errors import MissError, StoreUnavailable
 from kstore.published.layers import has_generations, scopes
+from kstore.published.refs import Unlisted
 from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
 
@@ -20,20 +19,20 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
         MissError: there is none.
         StoreUnavailable: there is no store, or it cannot be read.
     """
-    hidden: list[OSError] = []
+    hidden: list[Unlisted] = []
 
-    def note(of: str, _: str, error: OSError) -> None:
-        if gpu in (None, of):
-            raise error
-        hidden.append(error)
+    def pass_over(folder: Unlisted) -> None:
+        if gpu in (None, folder.gpu):
+            raise folder.error
+        hidden.append(folder)
 
     with reporting_trouble(storage.location, "read"):
-        named = sorted(scopes(storage, key, note))
+        named = sorted(scopes(storage, key, pass_over))
         found = [scope for scope in named if scope.is_of(gpu, environment) and has_generations(storage, scope)]
         if found:  # Whatever is hidden of others.
             return found
         if hidden:
-            raise hidden[0]
+            raise hidden[0].error
         every = [scope for scope in named if has_generations(storage, scope)]
         if not (every or storage.below.there):
             storage.open_existing()
@@ -51,31 +50,16 @@ def every_scope(storage: Storage, key: str | None = None) -> tuple[list[Scope], 
     """
     unlisted: list[Unlisted] = []
     with reporting_trouble(storage.location, "read"):
-        return list(scopes(storage, key, lambda *folder: unlisted.append(Unlisted(*folder)))), unlisted
+        return list(scopes(storage, key, unlisted.append)), unlisted
 
 
-class Unlisted(NamedTuple):
-    """A folder of keys that cannot be listed."""
-
-    gpu: str
-    key: str
-    """What all of its keys begin with."""
-    error: OSError
-
-    def __str__(self) -> str:
-        return f"{self.key or 'every key'} ({self.gpu})"
-
-    def may_have(self, prefix: str) -> bool:
-        """Whether a key with this prefix may be in it."""
-        return not self.key or self.key.startswith(prefix) or prefix.startswith(f"{self.key}/")
-
-    def why(self, storage: Storage) -> StoreUnavailable:
-        """The error of a command that goes on without it."""
-        try:
-            with reporting_trouble(storage.location, "read"):
-                raise self.error
-        except StoreUnavailable as error:
-            return error
+def error_of(storage: Storage, folder: Unlisted) -> StoreUnavailable:
+    """The error of a command that goes on without a folder of keys."""
+    try:
+        with reporting_trouble(storage.location, "read"):
+            raise folder.error
+    except StoreUnavailable as error:
+        return error
 
 
 def missing(storage: Storage, key: str) -> MissError:

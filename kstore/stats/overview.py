@@ -106,7 +106,7 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
     Raises:
         OSError: the store cannot be read.
     """
-    scopes = list(storage.refs.scopes() if key is None else storage.refs.scopes_of(key))
+    scopes = list(storage.refs.scopes_of(key))
     return overview_with(storage, space_of(storage, Shelf.of, scopes if key else None, progress), scopes, key)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -639,15 +640,11 @@ def test_what_a_killed_copy_leaves_in_a_new_store_goes(
     node, target = Node(tmp_path, layout=layout), Node(tmp_path / "new", layout=layout)
     grow(node, "one")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Refs, "publish", interrupted)
+        patch.setattr(Refs, "publish", Mock(side_effect=KeyboardInterrupt))
         copy_keys(node.store, target.store)
     assert stored(target)
     assert collect_fully(target).status is GcStatus.COLLECTED
     assert not stored(target)
-
-
-def interrupted(*_: object) -> bool:
-    raise KeyboardInterrupt
 
 
 def test_a_commit_that_a_server_does_not_show_is_not_overlooked(tmp_path: Path) -> None:
