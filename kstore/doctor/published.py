@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -57,11 +57,10 @@ def newest_of(store: Store, key: str) -> Newest:
     scope = store.scope(key)
     try:
         with reporting_trouble(store.location, "read"):
-            every, to_choose = _every(store, key), list[Scope]()
-            if not store.knows_software:
-                to_choose = unforgotten(store.storage, (s for s in every if s.is_of(store.settings.gpu or None, None)))
-                if len(to_choose) == 1:  # A restore takes this one.
-                    (scope,) = to_choose
+            every = _every(store, key)
+            to_choose = [] if store.knows_software else _to_choose(store, every)
+            if len(to_choose) == 1:  # A restore takes this one.
+                (scope,) = to_choose
             others = {other: ref for other in every if other != scope and (ref := _live(store, other))}
             others = dict(sorted(others.items(), key=lambda item: item[0].gpu != scope.gpu))
             newest, whole = newest_there(store.storage, scope)
@@ -78,6 +77,10 @@ def _every(store: Store, key: str) -> list[Scope]:
     its own.
     """
     return every_scope(store.storage, key)[0] if store.knows_software else list(store.scopes(key))
+
+
+def _to_choose(store: Store, every: Iterable[Scope]) -> list[Scope]:
+    return unforgotten(store.storage, (scope for scope in every if scope.is_of(store.settings.gpu or None, None)))
 
 
 def _live(store: Store, scope: Scope) -> Ref | None:
