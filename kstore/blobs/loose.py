@@ -37,6 +37,11 @@ def blob_path(folder: str, digest: bytes) -> str:
     return f"{folder}/{text[:2]}/{text}"
 
 
+def blob_paths(folder: str, digests: Iterable[bytes]) -> list[str]:
+    """The same for many blobs."""
+    return [f"{folder}/{text[:2]}/{text}" for text in map(bytes.hex, digests)]
+
+
 def stamp(digest: bytes) -> int:
     """The fraction of a second, in nanoseconds, in the modification time of this blob's file.
 
@@ -105,7 +110,8 @@ class LooseBlobs:
 
     def _look_for(self, sizes: Mapping[bytes, int]) -> Iterator[tuple[tuple[bytes, int], Stat | None]]:
         for batch in batches(sizes.items(), sys.maxsize, MAX_COUNT):
-            yield from zip(batch, self._backend.stat_many([blob_name(digest) for digest, _ in batch]), strict=True)
+            names = blob_paths(FOLDER, [digest for digest, _ in batch])
+            yield from zip(batch, self._backend.stat_many(names), strict=True)
 
     def _is_damaged(self, digest: bytes, size: int) -> bool:
         """Whether a blob is damaged. It is read in full: on a filesystem with coarse times, no stamp can be trusted."""
@@ -122,7 +128,8 @@ class LooseBlobs:
 
     def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
         """Store each blob, (digest, bytes); False for those that were here. One that a crash cut short is replaced."""
-        objects = [NewObject(blob_name(digest), data, stamp(digest)) for digest, data in blobs]
+        digests, contents = [digest for digest, _ in blobs], [data for _, data in blobs]
+        objects = [*map(NewObject, blob_paths(FOLDER, digests), contents, stamps(digests))]
         created = self._backend.put_many(objects)
         taken = {digest: len(data) for (digest, data), was_free in zip(blobs, created, strict=True) if not was_free}
         short = self.lacking(taken)

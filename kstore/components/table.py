@@ -16,7 +16,7 @@ from kstore.digest import digest_of
 from kstore.errors import UsageError
 from kstore.lazy import cached_property
 from kstore.packaged import read_packaged
-from kstore.published.manifest import GROUP, HOST, LINK, MERGE, MTIME, NEVER_LINKED, RELOCATE, SLOT
+from kstore.published.manifest import GROUP, HOST, LINK, MERGE, MTIME, NEVER_LINKED, RELOCATE, SLOT, is_list
 
 KSTORE_FOLDER = ".kstore"
 """kstore's own folder in a cache root or a component: never an artifact."""
@@ -58,6 +58,8 @@ class Kind(NamedTuple):
     """Whether it is ignored, or shows that a group is being written."""
     is_stream: bool
     """Whether its end shows that it is whole."""
+    is_list: bool
+    """Whether it says which files are beside it."""
 
 
 class Patterns:
@@ -140,7 +142,8 @@ class Kinds:
         if flags & (NEVER_LINKED | _MUTABLE):
             flags &= ~LINK
         has_lock, is_unusual, is_stream = bool(flags & _LOCK), bool(flags & _UNUSUAL), bool(flags & _STREAM)
-        return Kind(flags & ~_OWN, depth + 1 if unit else 0, has_lock, is_unusual, is_stream)
+        flags &= ~_OWN
+        return Kind(flags, depth + 1 if unit else 0, has_lock, is_unusual, is_stream, is_list(flags))
 
 
 @dataclass(frozen=True, slots=True)

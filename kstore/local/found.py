@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,13 +84,11 @@ class Found:
         if not is_settled(entry.mtime_ns, began_ns) and not bears_stamp(entry.mtime_ns, entry.digest):
             self.unsettled.add(path)
 
-    def vouches(self, paths: Iterable[str]) -> bool:
+    def vouches(self, paths: Collection[str]) -> bool:
         """Whether from now on the times of the folder that these files are in tell whether they have changed."""
-        for path in paths:
-            known = self.known.get(path)
-            if known is None or known.entry.flags not in NEVER_IN_PLACE or path in self.unsettled:
-                return False
-        return True
+        known = [*map(self.known.get, paths)]
+        flags = {file.entry.flags for file in known if file}
+        return None not in known and flags <= NEVER_IN_PLACE and self.unsettled.isdisjoint(paths)
 
     def mark_host_bound(self) -> None:
         """If one file is host-bound, the whole group is: it is restored whole or not at all."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
 from kstore.calls import Status
+from kstore.lazy import cached_property
 from kstore.local.index import Index, Known, KnownFolder
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import LINK, Entry, Files, is_list
@@ -43,6 +44,11 @@ class Remembered:
             return Unchanged(scanned, self._index.files.__getitem__, is_placed=False)
         placed = self._untouched.folder(path, status)
         return Unchanged(placed, self._untouched.known, is_placed=True) if placed else None
+
+    @cached_property
+    def has_files(self) -> bool:
+        """Whether anything is known of any file."""
+        return bool(self._index.files or self._base())
 
     def file(self, path: str, status: Status) -> Known | None:
         """A file with that status; None if it has to be read."""

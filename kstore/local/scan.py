@@ -1,8 +1,8 @@
 """Reads a cache root: which artifacts are there, whole and finished, and what their bytes are called.
 
-All folders are looked at first, then the lists that groups keep of their own files. The remaining files are read in the
-order in which they compress best, so that they can be uploaded meanwhile. At the end each group is judged: is it whole?
-What is known from before (`remembered`) is neither listed nor read again.
+All folders are looked at first, then the lists that groups keep of their own files. The remaining files are read in an
+order in which they can be uploaded meanwhile. At the end each group is judged: is it whole? What is known from before
+(`remembered`) is neither listed nor read again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain, compress
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from kstore.local.index import Index, KnownFolder, is_settled
 from kstore.local.remembered import Remembered, Unchanged
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
-from kstore.published.manifest import DEEPEST, GROUP, NEVER_IN_PLACE, Files, is_list, with_parents
+from kstore.published.manifest import DEEPEST, GROUP, NEVER_IN_PLACE, Files, with_parents
 from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
@@ -87,6 +87,11 @@ class _Part(NamedTuple):
         """Whether it has any files, including those that were left out."""
         return bool(self.found.known or self.first or self.rest or self.found.skipped)
 
+    @property
+    def paths(self) -> Iterator[str]:
+        """The files that were not left out. The one that completes a group is most often its list: those come first."""
+        return chain((file.path for file in chain(self.first, self.rest)), self.found.known)
+
 
 class _Walk:
     """The scan of one component."""
@@ -144,8 +149,9 @@ class _Walk:
             else:
                 self._groups.append(group)
         for part in (self._ungrouped, *self._groups):
-            yield from part.rest
-            part.rest.clear()
+            part.rest.reverse()
+            while part.rest:  # Each is let go of once it is taken: there may be a hundred thousand.
+                yield part.rest.pop()
 
     def judge(self) -> None:
         """Decide, once everything is read, which folders vouch for their files and which groups and lists are whole."""
@@ -207,8 +213,7 @@ class _Walk:
         folders, files = self._entries(place, listing, part.found)
         listed = Listed(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files)), part.found)
         self._listed.append(listed)
-        for name, file in files.items():
-            self._file(listed, name, *file, part)
+        self._files(listed, files, part)
         if folders:
             self._folders([place.sub(name) for name in folders], part, list(folders.values()))
 
@@ -264,31 +269,33 @@ class _Walk:
         else:
             take(part)
 
-    def _file(self, listed: Listed, name: str, status: Status, kind: Kind, part: _Part) -> None:
-        """Take what is known about a file; otherwise note that it has to be read."""
-        path, found = f"{listed.place.path}/{name}", part.found
-        if status.error:
-            found.skipped.append(left_out(path, status.as_error()))
-            return
-        if known := self._remembered.file(path, status):
-            found.known[path] = known
-            found.doubt_if_young(path, self._began_ns)
-            return
-        if not stat.S_ISREG(status.mode):
-            found.skipped.append(Skipped(path, "it is not a regular file"))
-            return
-        if self._has_lists and self._component.lists(path.partition("/")[2]):
-            self._lists.append((path, found))
-        unread = part.first if is_list(kind.flags) else part.rest
-        # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
-        file = suffix(name), status.size, path, kind, self._component, listed
-        unread.append(tuple.__new__(Unread, file))
+    def _files(self, listed: Listed, files: Mapping[str, _File], part: _Part) -> None:
+        """Take what is known about the files of a folder; note the others, which have to be read."""
+        inside, found, component = f"{listed.place.path}/", part.found, self._component
+        known_as = self._remembered.file if files and self._remembered.has_files else _unknown
+        lists = component.lists if self._has_lists else None
+        is_regular, make = stat.S_ISREG, tuple.__new__
+        for name, (status, kind) in files.items():
+            path = inside + name
+            if status.error:
+                found.skipped.append(left_out(path, status.as_error()))
+            elif known := known_as(path, status):
+                found.known[path] = known
+                found.doubt_if_young(path, self._began_ns)
+            elif is_regular(status.mode):
+                if lists and lists(path.partition("/")[2]):
+                    self._lists.append((path, found))
+                unread = part.first if kind.is_list else part.rest
+                # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
+                unread.append(make(Unread, (suffix(name), status.size, path, kind, component, listed)))
+            else:
+                found.skipped.append(Skipped(path, "it is not a regular file"))
 
     def _settle(self, listed: Listed) -> None:
         """Remember a folder if its times alone vouch for its files from now on."""
         place, known, into = listed
         are_settled = is_settled(known.mtime_ns, self._began_ns) and is_settled(known.ctime_ns, self._began_ns)
-        if are_settled and into.vouches(f"{place.path}/{name}" for name in known.files):
+        if are_settled and into.vouches([f"{place.path}/{name}" for name in known.files]):
             into.settled_folders[place.path] = known
 
     def _group(self, place: Place, take: Callable[[_Part], None]) -> None:
@@ -307,12 +314,10 @@ class _Walk:
 
     def _problems(self, group: _Part) -> Iterator[str]:
         found = group.found
-        # The file that completes a group is most often its list, so lists come first.
-        paths = [*(file.path for file in chain(group.first, group.rest)), *found.known]
         yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
-        for path in sorted(set(found.promised).difference(paths)) if found.promised else ():
+        for path in sorted(set(found.promised).difference(group.paths)) if found.promised else ():
             yield f"it lists {path}, which does not exist"
-        if not any(self._component.completes(path.partition("/")[2]) for path in paths):
+        if not any(self._component.completes(path.partition("/")[2]) for path in group.paths):
             yield _UNFINISHED
 
     def _judge(self, group: _Part, changing: Set[str]) -> None:
@@ -333,6 +338,10 @@ class _Walk:
         if problem == _CHANGED or (problem == _UNFINISHED and is_recent(place.local, self._began_ns)):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))
+
+
+def _unknown(path: str, status: Status) -> None:
+    """What is known of a file where nothing is remembered of any."""
 
 
 def _changed(folders: Sequence[Listed]) -> set[str]:

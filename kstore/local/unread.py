@@ -1,4 +1,5 @@
-"""Reads the files that a scan has to read: in batches, in the order that compresses best, uploading meanwhile.
+"""Reads the files that a scan has to read: in batches, uploading meanwhile. What goes into a pack is read in the order
+that compresses best.
 
 A batch is handled column by column, so that the interpreter takes few steps for each of ten thousand files. Only files
 that are stored in another form, or that a compiler may still be writing, are handled one by one.
@@ -55,7 +56,9 @@ class Reader:
     def read(self, files: Iterable[Unread]) -> None:
         """Take all files that are finished, and leave out the others."""
         then = partial(_give_away, self._store) if self._store else None
-        for batch in read_in_batches(_in_order(files), _local_paths, then):
+        # What is stored by itself is read as it was found, folder by folder: the kernel looks for it where it just was.
+        order = ((file, file.size) for file in files) if self._store else _in_order(files)
+        for batch in read_in_batches(order, _local_paths, then):
             self._take(batch)
 
     def _take(self, batch: Batch[Unread]) -> None:

@@ -277,6 +277,20 @@ class BackendConformance:
             with pytest.raises(UsageError):
                 use(name)
 
+    @pytest.mark.parametrize("name", BAD_NAMES)
+    @pytest.mark.parametrize("at", range(3))
+    def test_nothing_is_done_with_many_names_if_one_of_them_leaves_the_store(
+        self, backend: Backend, name: str, at: int
+    ) -> None:
+        names = ["folder/one", "two"]
+        names.insert(at, name)
+        uses = [backend.stat_many, lambda names: backend.get_many([(name, 1) for name in names])]
+        uses.append(lambda names: backend.put_many([NewObject(name, b"never") for name in names]))
+        for use in uses:
+            with pytest.raises(UsageError, match="is not a relative name"):
+                use(names)
+        assert backend.stat_many(["folder/one", "two"]) == [None, None]
+
     @pytest.mark.parametrize("name", BAD_NAMES[1:])
     def test_a_folder_outside_the_store_is_not_listed(self, backend: Backend, name: str) -> None:
         with pytest.raises(UsageError):

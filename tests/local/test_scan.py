@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from kstore.digest import digest_of
 from kstore.local import clocks, scan
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
+from kstore.local.unread import Offer, StoreEach
 from kstore.published.manifest import Flag
 from tests.trees import HOUR, Tree, before_each_read, shared_object
 
@@ -85,6 +87,36 @@ def test_equal_kernels_in_different_places_have_equal_digests(tree: Tree, tmp_pa
         each.kernel()
     digests = [{path: entry.digest for path, entry in each.scan().files.items()} for each in (tree, other)]
     assert digests[0] == digests[1]
+
+
+def paths_in_order(tree: Tree, offer: Offer, read: list[bytes]) -> list[str]:
+    """The files of four kernels as they were read, without the lists; `offer` notes the digests of what was `read`."""
+    for number in range(4):
+        tree.kernel(f"kernel {number}")
+    files = scan.scan(tree.cacheroot(), load_table(), Index(), dict, offer=offer).files
+    paths = {entry.digest: path for path, entry in files.items()}
+    assert len(paths) == len(read) == 4 * GROUP_FILES
+    return [paths[digest] for digest in read if "__grp__" not in paths[digest]]
+
+
+def test_what_is_stored_by_itself_is_read_folder_by_folder(tree: Tree) -> None:
+    read: list[bytes] = []
+
+    def store(blobs: Sequence[tuple[bytes, bytes]]) -> None:
+        read.extend(digest for digest, _ in blobs)
+
+    def offer(blobs: Sequence[tuple[bytes, bytes]], _: int) -> StoreEach:
+        store(blobs)
+        return store
+
+    folders = [path.rpartition("/")[0] for path in paths_in_order(tree, offer, read)]
+    assert len([*groupby(folders)]) == 4
+
+
+def test_what_goes_into_a_pack_is_read_by_similarity(tree: Tree) -> None:
+    read: list[bytes] = []
+    paths = paths_in_order(tree, lambda blobs, _: read.extend(digest for digest, _ in blobs), read)
+    assert len([*groupby(path.rpartition(".")[2] for path in paths)]) == GROUP_FILES - 1
 
 
 def leave_out(tree: Tree, kernel: str, name: str) -> None:
