@@ -27,6 +27,9 @@ def keys_beginning(invocation: Invocation, incomplete: str) -> list[str]:
 
 
 def _keys(invocation: Invocation, incomplete: str) -> list[str]:
+    from kstore.published.refs import Unlisted
+
     under = incomplete.rpartition("/")[0]
-    scopes = invocation.store().storage.refs.scopes(under=under)
+    hidden: list[Unlisted] = []
+    scopes = invocation.store().storage.refs.scopes(under, hidden.append)
     return sorted({scope.key for scope in scopes if scope.key.startswith(incomplete)})

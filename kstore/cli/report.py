@@ -10,10 +10,11 @@ import click
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
-from kstore.errors import IntegrityError, UsageError
+from kstore.errors import IntegrityError, StoreUnavailable, UsageError
 from kstore.words import plural, size
 
 if TYPE_CHECKING:
+    from kstore.gc import GcReport
     from kstore.store import Store
 
 
@@ -42,8 +43,7 @@ def command(invocation: Invocation, path: str) -> int:
     with output.working("reading the store", store.progress):
         with reporting_trouble(store.location, "read"):
             store.storage.open_existing()
-            candidates = store.gc(dry_run=True) if _may_write(store) else None
-            facts = collect_facts(store.storage, candidates, store.progress)
+            facts = collect_facts(store.storage, _candidates(store), store.progress)
         page = make_page(facts).encode(errors="replace")  # A path need not be valid text.
     with terminable(), open_target(path) as file:
         file.write(page)
@@ -65,14 +65,14 @@ def _check_target(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
 
 
-def _may_write(store: Store) -> bool:
-    """Whether gc can be asked what it would do: it makes a file to learn the store's own time."""
+def _candidates(store: Store) -> GcReport | None:
+    """What gc would do; None if it cannot say: it makes a file to learn the store's own time, and lists every key."""
     from kstore.settings import Mode
 
     if store.settings.mode is Mode.READ:
-        return False
+        return None
     try:
         store.storage.clock()
-    except OSError:
-        return False
-    return True
+        return store.gc(dry_run=True)
+    except (OSError, StoreUnavailable):
+        return None

@@ -13,7 +13,7 @@ from kstore.gc import GcReport
 from kstore.progress import Progress
 from kstore.report import count_components
 from kstore.scope import Scope
-from kstore.stats.accounts import Accounts, Holding, holdings
+from kstore.stats.accounts import Accounts, Holding, holdings, readable_scopes
 from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
 from kstore.stats.pages import read_misses
 from kstore.stats.totals import Sample
@@ -57,7 +57,8 @@ def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progr
     """
     kept: dict[Scope, _Kept] = {}
     with Accounts(storage, Shelf.of) as accounts:
-        for holding in holdings(storage, storage.refs.scopes(), accounts.space.unreadable, progress):
+        unreadable = accounts.space.unreadable
+        for holding in holdings(storage, readable_scopes(storage, None, unreadable), unreadable, progress):
             kept.setdefault(holding.ref.scope, _Kept()).add(holding)
             accounts.add(holding)
         space = accounts.finish()

@@ -281,7 +281,7 @@
 
   function drawCandidates(chosen) {
     if (!FACTS.gc) {
-      find("gc-note").textContent = "Not known: the worker that wrote this page may not write to the store, so it could not ask gc.";
+      find("gc-note").textContent = "Not known: gc needs to write to the store and to list every key, and the worker that wrote this page could not.";
       find("candidates").hidden = true;
       return;
     }

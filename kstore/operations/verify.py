@@ -53,7 +53,7 @@ def verify(storage: Storage, scopes: Iterable[Scope] | None, *, repair: bool, pr
         scopes, unlisted = every_scope(storage)
         if repair and unlisted:  # What their keys need must stay.
             raise unlisted[0].error
-        report.unreadable += [f"{folder}: {reason_of(folder.error)}" for folder in unlisted]
+        report.unreadable += [folder.trouble for folder in unlisted]
     scopes = tuple(scopes)
     _verify(storage, scopes, report, progress, repair=repair)
     for below in storage.below.there:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, Child, numbers_in
 from kstore.blobs import loose, packindex
-from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError, reason_of
 from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
@@ -42,6 +42,11 @@ class Unlisted(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key or 'every key'} ({self.gpu})"
+
+    @property
+    def trouble(self) -> str:
+        """Which folder it is, and why."""
+        return f"{self}: {reason_of(self.error)}"
 
     def may_have(self, prefix: str) -> bool:
         """Whether a key with this prefix may be in it."""

@@ -18,7 +18,7 @@ from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.digest import HEXADECIMAL
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
 from kstore.gc.seek import seek
@@ -51,14 +51,23 @@ class Holding(NamedTuple):
     needs: Needs
 
 
+def readable_scopes(storage: Storage, key: str | None, unreadable: list[str]) -> Iterator[Scope]:
+    """Every scope with a folder, of one key if given. Why some cannot be listed is appended to `unreadable`."""
+    return storage.refs.scopes_of(key, lambda folder: unreadable.append(folder.trouble))
+
+
 def holdings(
     storage: Storage, scopes: Iterable[Scope], unreadable: list[str], progress: Progress | None
 ) -> Iterator[Holding]:
     """Every generation of these scopes that can be read; why others cannot be is appended to `unreadable`."""
     progress = progress or Progress()
     for scope in scopes:
-        pins = storage.refs.pins(scope)
-        for number in storage.refs.generations(scope):
+        try:
+            pins, generations = storage.refs.pins(scope), storage.refs.generations(scope)
+        except OSError as error:
+            unreadable.append(f"{scope}: {reason_of(error)}")
+            continue
+        for number in generations:
             try:
                 ref = storage.refs.get(scope, number)
                 blobs = storage.blobs_anew()
@@ -277,16 +286,16 @@ class Accounts(Generic[Group]):
 def space_of(
     storage: Storage,
     by: Callable[[Scope], Group],
-    scopes: Iterable[Scope] | None = None,
+    key: str | None = None,
     progress: Progress | None = None,
 ) -> Space[Group]:
-    """Whose bytes a store holds; only those of these scopes, if they are given.
+    """Whose bytes a store holds; only those of one key, if it is given.
 
     Raises:
         OSError: the store cannot be read.
     """
     with Accounts(storage, by) as accounts:
-        chosen = storage.refs.scopes() if scopes is None else scopes
-        for holding in holdings(storage, chosen, accounts.space.unreadable, progress):
+        unreadable = accounts.space.unreadable
+        for holding in holdings(storage, readable_scopes(storage, key, unreadable), unreadable, progress):
             accounts.add(holding)
-        return accounts.finish(survey=scopes is None)
+        return accounts.finish(survey=key is None)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.progress import Progress
 from kstore.published.ref import Ref
 from kstore.scope import Scope
-from kstore.stats.accounts import space_of
+from kstore.stats.accounts import readable_scopes, space_of
 from kstore.stats.pages import read_hits, read_misses
 from kstore.stats.space import Held, Space
 from kstore.stats.totals import Totals, sum_of
@@ -106,8 +106,8 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
     Raises:
         OSError: the store cannot be read.
     """
-    scopes = list(storage.refs.scopes_of(key))
-    return overview_with(storage, space_of(storage, Shelf.of, scopes if key else None, progress), scopes, key)
+    space = space_of(storage, Shelf.of, key, progress)
+    return overview_with(storage, space, readable_scopes(storage, key, []), key)
 
 
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
@@ -132,10 +132,16 @@ def _rows(
 ) -> dict[Shelf, Row]:
     rows: dict[Shelf, Row] = {}
     for scope in dict.fromkeys((*scopes, *misses)):
+        try:
+            restores, commits = restores_of(storage, scope, misses), _commits_of(storage, scope)
+        except OSError as error:
+            if (trouble := f"{scope}: {reason_of(error)}") not in space.unreadable:
+                space.unreadable.append(trouble)
+            continue
         row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
         row.environments += 1
-        row.restores.add(restores_of(storage, scope, misses))
-        row.commits.add(_commits_of(storage, scope))
+        row.restores.add(restores)
+        row.commits.add(commits)
     return rows
 
 
