@@ -7,7 +7,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
@@ -120,10 +120,19 @@ class LooseBlobs:
         except (OSError, MemoryError):
             return True
 
-    def folders(self) -> Iterator[list[bytes]]:
-        """The digests of all blobs that are here, folder by folder, first those that gc has put aside for a moment."""
+    def folders(self, pass_over: Callable[[str, OSError], None] | None = None) -> Iterator[list[bytes]]:
+        """The digests of all blobs that are here, folder by folder, first those that gc has put aside for a moment.
+
+        A folder that cannot be listed is an error, unless somebody passes over it.
+        """
         for folder in (ASIDE, *(f"{FOLDER}/{shard.name}" for shard in self._backend.list(FOLDER))):
-            names = (child.name.partition(".")[0] for child in self._backend.list(folder))
+            try:
+                names = [child.name.partition(".")[0] for child in self._backend.list(folder)]
+            except OSError as error:
+                if pass_over is None:
+                    raise
+                pass_over(folder, error)
+                continue
             yield [bytes.fromhex(name) for name in names if HEXADECIMAL.fullmatch(name)]
 
     def put_many(self, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:

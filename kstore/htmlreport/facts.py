@@ -14,8 +14,7 @@ from kstore.progress import Progress
 from kstore.report import count_components
 from kstore.scope import Scope
 from kstore.stats.accounts import Accounts, Holding, holdings, readable_scopes
-from kstore.stats.overview import Overview, Shelf, overview_with, restores_of
-from kstore.stats.pages import read_misses
+from kstore.stats.overview import Overview, Shelf, overview_with
 from kstore.stats.totals import Sample
 from kstore.storage import Storage
 
@@ -73,7 +72,7 @@ def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progr
         "keys": _keys(found),
         "scopes": [{**scope.describe(), **asdict(one)} for scope, one in kept.items()],
         "sharing": {"keys": [shelf._asdict() for shelf in largest], "pairs": sharing},
-        "restores": _restores(storage, kept),
+        "restores": _restores(found, kept),
         "gc": _candidates(candidates) if candidates else None,
         "unreadable": [_short(text) for text in space.unreadable],
     }
@@ -102,10 +101,10 @@ def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[A
     return [[row, column, _short(component), size] for (row, column, component), size in pairs.items()]
 
 
-def _restores(storage: Storage, scopes: Iterable[Scope]) -> list[Table]:
+def _restores(overview: Overview, scopes: Iterable[Scope]) -> list[Table]:
     """The slowest known restores of each scope, the slowest of all first."""
-    misses = read_misses(storage.backend)
-    found = [(scope, sample) for scope in scopes for sample in restores_of(storage, scope, misses).slowest]
+    each = ((scope, overview.restores[scope]) for scope in scopes if scope in overview.restores)
+    found = [(scope, sample) for scope, restores in each for sample in restores.slowest]
     found.sort(key=lambda item: -item[1].seconds)
     return [{**scope.describe(), **_sample(sample)} for scope, sample in found]
 

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import Generic, NamedTuple, Self
 
 from kstore.batches import MAX_COUNT
+from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
@@ -29,7 +30,7 @@ from kstore.published.ref import Ref, RefState
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.stats.owners import Owners
-from kstore.stats.space import Group, Held, Space
+from kstore.stats.space import Group, Held, Space, some_of
 from kstore.storage import Storage
 from kstore.words import plural
 
@@ -113,6 +114,8 @@ class Accounts(Generic[Group]):
         """The same, kept."""
         self._saved = self._open.enter_context(DigestSet())
         """What of it is in some pack after all."""
+        self._hidden: dict[str, str] = {}
+        """Folders of loose blobs that cannot be read, and why."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,6 +173,7 @@ class Accounts(Generic[Group]):
             self._count_pack(pack, owners)
         if survey:
             self._survey()
+        self.space.unreadable += some_of([*self._hidden.values()], "other folder")
         return self.space
 
     def blobs(self) -> Iterator[tuple[frozenset[Group], str, int]]:
@@ -210,12 +214,13 @@ class Accounts(Generic[Group]):
         lost = Count()
         each = iter(self._loose)
         with DigestSet() as there:
-            for digests in self._storage.blobs.loose.folders():
+            for digests in self._storage.blobs.loose.folders(self._hide):
                 there.add(digests)
             while some := list(islice(each, MAX_COUNT)):
                 gone = set(there.absent(blob.digest for blob in some))
                 nowhere = set(self._saved.absent(gone))
-                lost += Count.of([blob.size for blob in some if blob.digest in nowhere])
+                sizes = {blob.digest: blob.size for blob in some if blob.digest in nowhere}
+                lost += Count.of([size for digest, size in sizes.items() if not self._may_hide(digest)])
                 for digest, owners, _, size in some:
                     if digest not in gone:
                         self._count_copy(owners, size)
@@ -224,6 +229,13 @@ class Accounts(Generic[Group]):
         if lost.files:
             blobs = plural(lost.files, "lost blob")
             self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+
+    def _hide(self, folder: str, error: OSError) -> None:
+        self._hidden.setdefault(folder, f"{folder}: {reason_of(error)}")
+
+    def _may_hide(self, digest: bytes) -> bool:
+        """Whether a loose blob may be there for whoever can read its folder."""
+        return ASIDE in self._hidden or blob_name(digest).rpartition("/")[0] in self._hidden
 
     def _count_copy(self, owners: set[int], size: int) -> None:
         """Count a loose blob: an object that holds one blob."""
@@ -265,8 +277,11 @@ class Accounts(Generic[Group]):
         needed = self._packs.keys() | self._sought
         packs = {pack: pack in needed for pack in self._storage.blobs.packs()}
         self._count_stored({pack_name(pack): is_needed for pack, is_needed in packs.items()})
-        for shard in list(self._storage.backend.list(LOOSE)):
-            self._count_stored(self._loose_in(f"{LOOSE}/{shard.name}"))
+        for folder in [f"{LOOSE}/{shard.name}" for shard in self._storage.backend.list(LOOSE)]:
+            try:
+                self._count_stored(self._loose_in(folder))
+            except OSError as error:
+                self._hide(folder, error)
 
     def _loose_in(self, shard: str) -> dict[str, bool]:
         """The loose blobs of a folder, and whether anything needs them."""

@@ -13,7 +13,7 @@ from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.stats.accounts import readable_scopes, space_of
 from kstore.stats.pages import read_hits, read_misses
-from kstore.stats.space import Held, Space
+from kstore.stats.space import Held, Space, some_of
 from kstore.stats.totals import Totals, sum_of
 from kstore.storage import Storage
 
@@ -92,6 +92,8 @@ class Overview:
     rows: dict[Shelf, Row]
     whole: Row
     unreadable: list[str]
+    restores: Mapping[Scope, Totals] = field(default_factory=dict)
+    """Of each scope, hits and misses."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -112,44 +114,68 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
 
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
     """The same as `overview`, if the bytes of these scopes have been counted already."""
-    misses = {s: totals for s, totals in read_misses(storage.backend).items() if key in (None, s.key)}
-    rows = _rows(storage, scopes, misses, space)
+    misses = {s: totals for s, totals in _misses(storage, space.unreadable).items() if key in (None, s.key)}
+    commits = _commits(storage, dict.fromkeys(scopes), misses, space.unreadable)
+    restores = _restores(storage, commits, misses, space.unreadable)
+    rows: dict[Shelf, Row] = {}
+    for scope, one in commits.items():
+        row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
+        row.environments += 1
+        row.restores.add(restores[scope])
+        row.commits.add(one)
     whole = Row(sum_of(row.restores for row in rows.values()), held=space.whole)
     for row in rows.values():
         whole.environments += row.environments
         whole.commits.add(row.commits)
     return Overview(storage.location, key, dict(sorted(rows.items(), key=lambda item: item[0][::-1])), whole,
-                    space.unreadable)  # fmt: skip
+                    space.unreadable, restores)  # fmt: skip
 
 
-def restores_of(storage: Storage, scope: Scope, misses: Mapping[Scope, Totals]) -> Totals:
-    """The restores of a scope, hits and misses."""
-    return sum_of((read_hits(storage.backend, scope), misses.get(scope, Totals())))
+def _misses(storage: Storage, unreadable: list[str]) -> dict[Scope, Totals]:
+    try:
+        return read_misses(storage.backend)
+    except OSError as error:
+        unreadable.append(f"the misses: {reason_of(error)}")
+        return {}
 
 
-def _rows(
-    storage: Storage, scopes: Iterable[Scope], misses: Mapping[Scope, Totals], space: Space[Shelf]
-) -> dict[Shelf, Row]:
-    rows: dict[Shelf, Row] = {}
-    for scope in dict.fromkeys((*scopes, *misses)):
+def _commits(
+    storage: Storage, listed: Mapping[Scope, None], misses: Mapping[Scope, Totals], unreadable: list[str]
+) -> dict[Scope, Commits]:
+    """The commits of all scopes whose refs can be listed; most often it is known already why others cannot be."""
+    commits: dict[Scope, Commits] = {}
+    for scope in (*listed, *(scope for scope in misses if scope not in listed)):
         try:
-            restores, commits = restores_of(storage, scope, misses), _commits_of(storage, scope)
+            commits[scope] = _commits_of(storage, scope)
         except OSError as error:
-            if (trouble := f"{scope}: {reason_of(error)}") not in space.unreadable:
-                space.unreadable.append(trouble)
-            continue
-        row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
-        row.environments += 1
-        row.restores.add(restores)
-        row.commits.add(commits)
-    return rows
+            trouble = f"{scope}: {reason_of(error)}"
+            # What was only missed may be in a folder that hides many scopes.
+            if (scope in listed or not unreadable) and trouble not in unreadable:
+                unreadable.append(trouble)
+    return commits
+
+
+def _restores(
+    storage: Storage, scopes: Iterable[Scope], misses: Mapping[Scope, Totals], unreadable: list[str]
+) -> dict[Scope, Totals]:
+    """The restores of each scope, hits and misses."""
+    restores: dict[Scope, Totals] = {}
+    hidden: list[str] = []
+    for scope in scopes:
+        restores[scope] = sum_of([misses.get(scope, Totals())])
+        try:
+            restores[scope].add(read_hits(storage.backend, scope))
+        except OSError as error:
+            hidden.append(f"the hits of {scope}: {reason_of(error)}")
+    unreadable += some_of(hidden, "other scope")
+    return restores
 
 
 def _commits_of(storage: Storage, scope: Scope) -> Commits:
     commits = Commits()
     for number in storage.refs.generations(scope):
         commits.published = max(commits.published, number)
-        with suppress(MissError, IntegrityError):
+        with suppress(MissError, IntegrityError, OSError):  # `holdings` says of which one
             commits.add(_commit_of(storage.refs.get(scope, number)))
     return commits
 

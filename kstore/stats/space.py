@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kstore.report import Count
+from kstore.words import plural
 
 Group = TypeVar("Group", bound=Hashable)
 
@@ -33,7 +34,7 @@ class Held:
     copies: int = 0
     """Artifacts and manifests in `stored`, uncompressed; one that several packs or loose blobs hold counts for each."""
     elsewhere: int = 0
-    """Artifacts that are in none of `stored`: a store below has them, or they are lost."""
+    """Artifacts that are in none of `stored`: a store below has them, or they are lost, or hidden."""
     frames: int = 0
     """Frames that only this group needs, in packs that others need too: they are freed if gc rewrites the pack."""
 
@@ -68,3 +69,10 @@ class Space(Generic[Group]):
     """Those that no generation needs: gc condemns and deletes them."""
     unreadable: list[str] = field(default_factory=list)
     """What cannot be read: what it needs is unknown."""
+
+
+def some_of(troubles: list[str], others: str) -> list[str]:
+    """The first of troubles that are alike, and how many `others` have it: one folder may hide what many have."""
+    if len(troubles) < 2:
+        return troubles
+    return [f"{troubles[0]}, and {plural(len(troubles) - 1, others)}"]
