@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +15,8 @@ import pytest
 from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, publishing, reading
 from kstore.backends.base import is_staged
 from tests.backends.conformance import BackendConformance
+
+HOUR_NS = 3600 * 10**9
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
 
@@ -222,6 +225,17 @@ def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch
 def test_an_object_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
     assert backend.put_many([NewObject("one", b"data", fraction_ns)]) == [True]
     assert backend.stat("one").mtime_ns % 1_000_000_000 == fraction_ns
+
+
+def test_an_object_that_asks_for_no_time_gets_that_of_the_storage(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr(posix.time, "time_ns", lambda: 1_000_000_000_000_000_000)
+    assert backend.put_many([NewObject("folder/one", b"data")]) == [True]
+    assert backend.put_if_absent("folder/two", b"data")
+    for name in ("folder/one", "folder/two"):
+        assert abs(backend.stat(name).mtime_ns - now) < HOUR_NS
 
 
 def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

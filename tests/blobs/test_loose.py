@@ -124,6 +124,14 @@ def test_a_blob_bears_its_stamp(backend: PosixBackend, loose: LooseBlobs, data: 
     assert not bears_stamp(mtime_ns + 1, digest)
 
 
+def test_each_of_many_blobs_bears_its_own_stamp(backend: PosixBackend, loose: LooseBlobs) -> None:
+    blobs = {digest_of(data): data for data in (b"one", b"two", b"three")}
+    assert loose.put_many([*blobs.items()]) == [True] * 3
+    assert loose.unreliable({digest: len(data) for digest, data in blobs.items()}) == ({}, set())
+    times = {digest: backend.stat(blob_name(digest)).mtime_ns for digest in blobs}
+    assert [digest for digest in blobs if not bears_stamp(times[digest], digest)] == []
+
+
 def test_a_blob_that_replaces_one_cut_short_by_a_crash_bears_its_stamp(
     backend: PosixBackend, loose: LooseBlobs
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import struct
 import time
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from kstore import folders
+from kstore.blobs.loose import stamp
 from kstore.calls import Listing, list_each
 from kstore.components import load_table
 from kstore.digest import digest_of
 from kstore.local import clocks, scan
 from kstore.local.finished import Unfinished, check_whole_object
 from kstore.local.index import Index
-from kstore.local.unread import Offer, StoreEach
+from kstore.local.unread import Offer, StoreEach, Unread
 from kstore.published.manifest import Flag
 from tests.trees import HOUR, Tree, before_each_read, shared_object
 
@@ -117,6 +119,21 @@ def test_what_goes_into_a_pack_is_read_by_similarity(tree: Tree) -> None:
     read: list[bytes] = []
     paths = paths_in_order(tree, lambda blobs, _: read.extend(digest for digest, _ in blobs), read)
     assert len([*groupby(path.rpartition(".")[2] for path in paths)]) == GROUP_FILES - 1
+
+
+def test_what_was_read_is_let_go_of(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a hundred thousand files."""
+    left: list[int] = []
+
+    def count(_: str) -> None:
+        left.append(sum(isinstance(one, Unread) for one in gc.get_objects()))
+
+    before_each_read(monkeypatch, count)
+    for number in range(4):
+        tree.kernel(f"kernel {number}")
+    tree.scan(offer=lambda *_: lambda _: None)
+    assert len(left) == 4 * GROUP_FILES
+    assert left[0] - left[-1] >= 4 * GROUP_FILES - 5  # All are, but one of each batch that is on its way.
 
 
 def leave_out(tree: Tree, kernel: str, name: str) -> None:
@@ -377,6 +394,30 @@ def test_a_folder_whose_time_was_set_back_is_listed(tree: Tree) -> None:
     found = tree.scan(first.index)
     assert found.files == {}
     assert [skip.path for skip in found.skipped] == [os.path.dirname(cubin)]
+
+
+def test_a_folder_does_not_vouch_for_a_file_that_was_left_out(tree: Tree) -> None:
+    """Written to in place, it leaves the times of its folder as they were."""
+    wrapper = tree.wrapper()
+    unfinished = tree.put(f"{os.path.dirname(wrapper)}/cunfinished.py", b"")
+    time.sleep(TICK)
+    first = tree.scan()
+    assert [*first.files] == [wrapper]
+    (tree.root / unfinished).write_bytes(b"finished")
+    assert {*tree.scan(first.index).files} == {wrapper, unfinished}
+
+
+def test_what_was_restored_is_not_read_though_nothing_is_in_the_index(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tree.wrapper()
+    files = tree.scan().files
+    stamped = 10**18 + stamp(files[path].digest)
+    os.utime(tree.root / path, ns=(stamped, stamped))
+    read: list[str] = []
+    before_each_read(monkeypatch, read.append)
+    found = scan.scan(tree.cacheroot(), load_table(), Index(), lambda: files)
+    assert ([*found.files], read) == ([path], [])
 
 
 def test_the_age_of_what_is_found_is_that_before_it_was_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
