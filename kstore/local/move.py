@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from kstore.folders import make_folder
-from kstore.published.manifest import GROUP, Files, group_of
+from kstore.lazy import cached_property
+from kstore.published.manifest import Files, group_of, groups_in
 
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
@@ -94,7 +96,7 @@ class Mover:
         """Replace an existing group: for an instant it is absent, but it is never mixed."""
         try:
             self._put_aside(path)
-            os.rename(self._staged(path), self._local(path))
+            self._move_or_put_back(path)
         except OSError as error:
             self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
 
@@ -116,6 +118,14 @@ class Mover:
                 raise
             shutil.rmtree(self._local(path))  # a container's overlay cannot move a folder that came with its image
 
+    def _move_or_put_back(self, path: str) -> None:
+        try:
+            os.rename(self._staged(path), self._local(path))
+        except OSError:
+            with suppress(OSError):  # somebody has made another one meanwhile
+                os.rename(f"{self._staged(path)}.old", self._local(path))
+            raise
+
     def _move_folder(self, path: str) -> None:
         """Move a folder to where none was. If a compiler has made one since, its files stay and ours fill the gaps."""
         source, target = self._staged(path), self._local(path)
@@ -131,8 +141,7 @@ class Mover:
         source, target = self._staged(path), self._local(path)
         names = os.listdir(source)
         members = [self._files.get(f"{path}/{name}") for name in names]
-        is_group = any(entry.flags & GROUP for entry in members if entry)
-        if is_group or os.path.islink(target) or not os.path.isdir(target):
+        if path in self._groups or os.path.islink(target) or not os.path.isdir(target):
             self.occupied[path] = _TAKEN
             return
         for name, entry in zip(names, members, strict=True):
@@ -140,6 +149,11 @@ class Mover:
                 self._move_folder(f"{path}/{name}")
             else:
                 self._link_file(f"{source}/{name}", f"{target}/{name}", f"{path}/{name}")
+
+    @cached_property
+    def _groups(self) -> set[str]:
+        """The folders of the groups; the files of one may all be in folders within it."""
+        return groups_in(self._files.items())
 
     def _link_file(self, source: str, target: str, path: str) -> None:
         """Put a file where none is."""

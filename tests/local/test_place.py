@@ -272,6 +272,77 @@ def test_a_group_that_a_compiler_made_meanwhile_stays(place: Place, monkeypatch:
     assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
 
 
+def test_no_folder_comes_into_a_group_that_a_compiler_made_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no file of the published group is beside the compiled one."""
+    wanted = {"triton/K/sm_90/ptx": place.store(b"published", LINK | GROUP, 2)}
+    seen = place.tree.scan().folders
+    place.tree.put("triton/K/sm_80/ptx", b"compiled")
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    placed = place.place(wanted)
+    assert contents(place.tree.root) == {"triton/K/sm_80/ptx": b"compiled"}
+    assert (placed.paths, placed.occupied) == (set(), wanted.keys())
+    assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
+
+
+def test_a_group_that_somebody_removes_meanwhile_is_placed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = place.kernel("K", "ptx", "cubin")
+    place.tree.put("triton/K/ptx", b"damaged")
+    seen = place.tree.scan().folders
+    shutil.rmtree(place.tree.root / "triton/K")
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
+
+
+def test_a_folder_that_somebody_removes_meanwhile_is_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"inductor/ab/c.py": place.store(b"code")}
+    seen = place.tree.scan().folders | {"inductor"}
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
+
+
+def refuse_to_take(name: str, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """No artifact or folder of that name can be put in its place."""
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        if "/stage-" in source and source.endswith(f"/{name}"):
+            raise OSError(code, os.strerror(code), source)
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+def test_a_file_whose_folder_is_somebody_elses_costs_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.tree.put("inductor/ab/c.best_config", b"old")
+    place.tree.put("inductor/cd/d.best_config", b"old")
+    refuse_to_take("c.best_config", monkeypatch, errno.EACCES)
+    placed = place.place({f"inductor/{name}.best_config": place.store(b"new") for name in ("ab/c", "cd/d")})
+    assert contents(place.tree.root) == {"inductor/ab/c.best_config": b"old", "inductor/cd/d.best_config": b"new"}
+    assert (placed.paths, placed.occupied) == ({"inductor/cd/d.best_config"}, set())
+    reason = f"it cannot be put in its place: {os.strerror(errno.EACCES)}"
+    assert placed.skipped == [Skipped("inductor/ab/c.best_config", reason)]
+
+
+def test_a_full_disk_is_no_trouble_of_one_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.tree.put("inductor/ab/c.best_config", b"old")
+    refuse_to_take("c.best_config", monkeypatch, errno.ENOSPC)
+    with pytest.raises(CacheRootError, match=os.strerror(errno.ENOSPC)):
+        place.place({"inductor/ab/c.best_config": place.store(b"new")})
+    assert contents(place.tree.root) == {"inductor/ab/c.best_config": b"old"}
+
+
+def test_a_group_that_cannot_be_moved_in_is_put_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example on a filesystem that has no block left for a larger folder."""
+    place.tree.put("triton/K/ptx", b"old")
+    refuse_to_take("K", monkeypatch, errno.ENOSPC)
+    placed = place.place(place.kernel("K", "ptx"))
+    assert contents(place.tree.root) == {"triton/K/ptx": b"old"}
+    assert (placed.paths, placed.occupied) == (set(), {"triton/K/ptx"})
+    assert placed.skipped == [Skipped("triton/K", f"it cannot be replaced: {os.strerror(errno.ENOSPC)}")]
+
+
 def test_a_file_where_a_folder_should_be_stays(place: Place) -> None:
     place.tree.put("inductor/ab", b"a file")
     placed = place.place({"inductor/ab/c.py": place.store(b"code")})
