@@ -117,7 +117,7 @@ class Placer:
             finally:
                 for source in self._sources:
                     source.blobs.close()
-            staging.drop_incomplete(placed, self._lists)
+            staging.drop_incomplete(placed, self._lists, plan.refused)
             before_move()
             mover = Mover(staging.staged, self._root.local_path, plan.wanted, staging.is_since)
             with self._waiting.visible():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -96,19 +96,19 @@ class Staging:
                 placed.marked_ns, placed.folders = mark_folders(self._staged_folders, pool), self._folders
         return placed
 
-    def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool]) -> None:
-        """Drop every group with a missing file, and every list of files one of which is missing."""
-        if placed.paths.issuperset(self._wanted):
+    def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool], refused: Collection[str]) -> None:
+        """Drop every group with a missing file, and every list of files one of which is missing, or was `refused`."""
+        if not refused and placed.paths.issuperset(self._wanted):
             return
         missing = self._wanted.keys() - placed.paths
         placed.missed = {self._wanted[path].digest for path in missing}
         groups = groups_in((path, self._wanted[path]) for path in missing)
-        folders = {parent for path in missing for parent in parents_of(path)}
+        folders = {parent for path in (*missing, *refused) for parent in parents_of(path)}
         for path in sorted(missing):
             placed.skipped.append(Skipped(path, f"blob {self._wanted[path].digest.hex()} is missing or damaged"))
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
         useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
-        placed.skipped += (Skipped(path, "it lists a file that is missing or damaged") for path in sorted(useless))
+        placed.skipped += (Skipped(path, "it lists a file that is left out") for path in sorted(useless))
         for path in [*useless, *(p for p in placed.paths if groups and unit_of(p, self._wanted[p]) in groups)]:
             placed.paths.discard(path)
             placed.known.pop(path, None)

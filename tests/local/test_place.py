@@ -49,11 +49,11 @@ class Place:
     def kernel(self, name: str, *files: str) -> Files:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
-    def place(self, wanted: Files) -> Placed:
+    def place(self, wanted: Files, lists: Callable[[str], bool] = lambda path: False) -> Placed:
         root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # Existing files are older than a clock's tick.
         placer = Placer(
             root, self.state, self.blobs, Linker(), Progress(), Waiting(),
-            lists=lambda path: False, below=tuple, begun=None,
+            lists=lists, below=tuple, begun=None,
         )  # fmt: skip
         placed = placer.place(
             wanted, self.packs, self.tree.scan().folders, lambda: None, since=since, nearest=None, marks=False
@@ -403,6 +403,17 @@ def test_a_restore_from_which_nothing_is_left_to_place_says_why(place: Place) ->
         (f"inductor/{name}", "its path is too long for this cache root")
     ]
     assert placed.paths == set()
+
+
+def test_a_list_is_not_placed_without_a_file_that_cannot_have_its_name(place: Place) -> None:
+    """vLLM would not start: it reads what its list names."""
+    names = [f"{rank}/backbone/{name}" for rank in ("rank_0", "rank_1") for name in ("list.py", "graph")]
+    wanted = {f"inductor/{name}": place.store(name.encode(), 0) for name in names}
+    long = f"inductor/rank_0/backbone/{'x' * 300}"
+    placed = place.place({**wanted, long: place.store(b"another graph", 0)}, lambda path: path.endswith("/list.py"))
+    left_out = "inductor/rank_0/backbone/list.py"
+    assert placed.paths == wanted.keys() - {left_out} == contents(place.tree.root).keys()
+    assert {skipped.path for skipped in placed.skipped} == {left_out, long}
 
 
 def put_a_socket(blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
