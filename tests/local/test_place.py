@@ -325,6 +325,15 @@ def test_a_file_whose_folder_is_somebody_elses_costs_itself(place: Place, monkey
     assert placed.skipped == [Skipped("inductor/ab/c.best_config", reason)]
 
 
+def test_a_root_that_takes_nothing_cannot_be_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside what another component has there."""
+    place.tree.put("triton/MINE/k.ptx", b"mine")
+    refuse_to_take("inductor", monkeypatch, errno.EACCES)
+    with pytest.raises(CacheRootError, match=os.strerror(errno.EACCES)):
+        place.place({"inductor/ab/c.py": place.store(b"code")})
+    assert contents(place.tree.root) == {"triton/MINE/k.ptx": b"mine"}
+
+
 def test_a_full_disk_is_no_trouble_of_one_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.tree.put("inductor/ab/c.best_config", b"old")
     refuse_to_take("c.best_config", monkeypatch, errno.ENOSPC)
