@@ -132,7 +132,7 @@ def test_what_a_compiler_writes_while_it_is_restored_stays_and_is_merged(
     with monkeypatch.context() as patch:
         meanwhile(patch, lambda: os.utime(node.tree.root / node.tree.timings({"measured here": 2})))
         report = node.restore()
-    assert (report.placed, report.left_out) == (0, 0)
+    assert (report.placed, report.left_out, report.link_mode, report.used_modes) == (0, 0, None, {})
     assert report.skipped == (("inductor/cache/system", "it was written while this was restored"),)
     node.commit()
     third = Node(tmp_path, "third")

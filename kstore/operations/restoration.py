@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import partial
@@ -121,7 +122,8 @@ class Restoration:
         self._skipped += sorted(set(self._hindered.values()))
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
         left_out = wanted.keys() - placed.paths - there | self._hindered.keys()
-        linked = placed.modes[LinkMode.REFLINK] + placed.modes[LinkMode.HARDLINK]
+        modes = placed.modes if placed.paths else Counter()
+        linked = modes[LinkMode.REFLINK] + modes[LinkMode.HARDLINK]
         return restore_report(
             self._worker,
             status if wanted else if_there(status),
@@ -130,9 +132,9 @@ class Restoration:
             bytes=sum(map(attrgetter("size"), chain(files.values(), away.values()))),
             placed=len(placed.paths),
             left_out=len(left_out) + len(away),
-            link_mode=next((mode for mode in LinkMode if placed.modes[mode]), None),
+            link_mode=next((mode for mode in LinkMode if modes[mode]), None),
             link_why=placer.link_why or (self._why_copied() if placed.paths and not linked else ""),
-            used_modes={str(mode): count for mode, count in placed.modes.items()},
+            used_modes={str(mode): count for mode, count in modes.items()},
             components=count_components(
                 [item for item in files.items() if item[0] not in left_out] if left_out else files.items()
             ),

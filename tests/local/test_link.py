@@ -200,6 +200,7 @@ def test_a_blob_that_was_altered_in_place_is_not_linked(
         blob.write_bytes(content)
         os.utime(blob, ns=(0, time_ns))
         assert link(linker, blob, tmp_path / "target") is LinkMode.COPY
+    assert linker.why == "", "others are linked as well as before"
     assert link(linker, tmp_path / "gone", tmp_path / "target") is LinkMode.COPY
     assert not (tmp_path / "target").exists()
     assert linker.mode is best
