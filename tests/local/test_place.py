@@ -20,6 +20,7 @@ from kstore.errors import CacheRootError
 from kstore.folders import make_folders
 from kstore.local.found import Skipped
 from kstore.local.link import Link, Linker, LinkMode
+from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.local.write import Writer
@@ -332,6 +333,18 @@ def test_a_root_that_takes_nothing_cannot_be_written(place: Place, monkeypatch: 
     with pytest.raises(CacheRootError, match=os.strerror(errno.EACCES)):
         place.place({"inductor/ab/c.py": place.store(b"code")})
     assert contents(place.tree.root) == {"triton/MINE/k.ptx": b"mine"}
+
+
+def test_a_component_of_which_nothing_came_is_no_trouble(tmp_path: Path) -> None:
+    """Although the name of another one begins with its own."""
+    stage, root = tmp_path / "stage", tmp_path / "root"
+    (stage / "sglangjit").mkdir(parents=True)
+    (stage / "sglangjit" / "k.so").write_bytes(b"object")
+    files = dict.fromkeys(("sglang/c.py", "sglangjit/k.so"), Entry(digest_of(b"object"), 6, 0, 0o644, 0, 0))
+    mover = Mover(lambda path: f"{stage}/{path}", lambda path: f"{root}/{path}", files, lambda path, time_ns: False)
+    mover.move({"sglangjit/k.so"}, set(), {"sglang", "sglangjit"})
+    assert (mover.occupied, mover.refused) == ({}, {})
+    assert contents(root) == {"sglangjit/k.so": b"object"}
 
 
 def test_a_full_disk_is_no_trouble_of_one_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
