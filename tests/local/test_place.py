@@ -109,6 +109,13 @@ def test_a_group_is_swapped_whole(place: Place) -> None:
     assert contents(place.tree.root) == {"triton/K/ptx": b"K ptx", "triton/K/cubin": b"K cubin"}
 
 
+def test_a_group_with_folders_inside_is_swapped_whole(place: Place) -> None:
+    """Although the folder that its files are in does not exist yet."""
+    place.tree.put("triton/K/leftover", b"of another writer")
+    place.place({"triton/K/sm_90/ptx": place.store(b"published", LINK | GROUP, 2)})
+    assert contents(place.tree.root) == {"triton/K/sm_90/ptx": b"published"}
+
+
 def refuse_to_move(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     real = os.rename
 
@@ -251,7 +258,21 @@ def test_no_folder_is_left_of_a_group_that_has_lost_a_file(place: Place) -> None
     assert place.tree.scan().folders == {"triton", "triton/first", "triton/second"}
 
 
-def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.EEXIST])
+def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Whichever of the two a filesystem says."""
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        try:
+            real(source, target)
+        except OSError as error:
+            assert error.errno == errno.ENOTEMPTY
+            raise OSError(code, os.strerror(code), target) from error
+
+    monkeypatch.setattr(os, "rename", rename)
     wanted = {"inductor/ab/c.py": place.store(b"published"), "inductor/ab/d.py": place.store(b"published too")}
     seen = place.tree.scan().folders
     place.tree.put("inductor/ab/c.py", b"compiled")
@@ -335,16 +356,50 @@ def test_a_root_that_takes_nothing_cannot_be_written(place: Place, monkeypatch: 
     assert contents(place.tree.root) == {"triton/MINE/k.ptx": b"mine"}
 
 
+def move(tmp_path: Path, wanted: Files, folders: set[str], among: set[str]) -> Mover:
+    """What moved what is in `tmp_path / "stage"`; anything later than the epoch is new."""
+    mover = Mover(
+        lambda path: f"{tmp_path}/stage/{path}", lambda path: f"{tmp_path}/root/{path}", wanted,
+        lambda path, time_ns: time_ns > 0,
+    )  # fmt: skip
+    mover.move([path for path in wanted if (tmp_path / "stage" / path).exists()], folders, among)
+    return mover
+
+
+def test_a_link_that_was_made_meanwhile_stays_however_old_what_it_leads_to(tmp_path: Path) -> None:
+    for folder in ("stage", "root"):
+        (tmp_path / folder / "inductor").mkdir(parents=True)
+    (tmp_path / "stage" / "inductor" / "c.py").write_bytes(b"published")
+    (tmp_path / "old").write_bytes(b"mine")
+    os.utime(tmp_path / "old", (0, 0))
+    (tmp_path / "root" / "inductor" / "c.py").symlink_to(tmp_path / "old")
+    files = {"inductor/c.py": Entry(digest_of(b"published"), 9, 0, 0o644, 0, 0)}
+    moved = move(tmp_path, files, {"inductor"}, {"inductor"})
+    assert moved.occupied == {"inductor/c.py": "it was written while this was restored"}
+    assert (tmp_path / "root" / "inductor" / "c.py").read_bytes() == b"mine"
+
+
 def test_a_component_of_which_nothing_came_is_no_trouble(tmp_path: Path) -> None:
     """Although the name of another one begins with its own."""
-    stage, root = tmp_path / "stage", tmp_path / "root"
-    (stage / "sglangjit").mkdir(parents=True)
-    (stage / "sglangjit" / "k.so").write_bytes(b"object")
+    (tmp_path / "stage" / "sglangjit").mkdir(parents=True)
+    (tmp_path / "stage" / "sglangjit" / "k.so").write_bytes(b"object")
     files = dict.fromkeys(("sglang/c.py", "sglangjit/k.so"), Entry(digest_of(b"object"), 6, 0, 0o644, 0, 0))
-    mover = Mover(lambda path: f"{stage}/{path}", lambda path: f"{root}/{path}", files, lambda path, time_ns: False)
-    mover.move({"sglangjit/k.so"}, set(), {"sglang", "sglangjit"})
-    assert (mover.occupied, mover.refused) == ({}, {})
-    assert contents(root) == {"sglangjit/k.so": b"object"}
+    moved = move(tmp_path, files, set(), {"sglang", "sglangjit"})
+    assert (moved.occupied, moved.refused) == ({}, {})
+    assert contents(tmp_path / "root") == {"sglangjit/k.so": b"object"}
+
+
+def test_a_file_whose_folder_somebody_removes_meanwhile_costs_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, stays = "inductor/ab/c.py", "inductor/cd/d.py"
+    place.tree.put("inductor/cd/mine.py", b"mine")
+    seen = place.tree.scan().folders | {"inductor/ab"}
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    placed = place.place({gone: place.store(b"gone"), stays: place.store(b"stays")})
+    assert placed.paths == {stays}
+    reason = f"it cannot be put in its place: {os.strerror(errno.ENOENT)}"
+    assert placed.skipped == [Skipped(gone, reason)]
 
 
 def test_a_full_disk_is_no_trouble_of_one_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
