@@ -23,6 +23,7 @@ from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
+from kstore.local.staging import Staging
 from kstore.local.write import Writer
 from kstore.progress import Progress
 from kstore.published.manifest import Entry, Files, Flag
@@ -364,6 +365,18 @@ def move(tmp_path: Path, wanted: Files, folders: set[str], among: set[str]) -> M
     )  # fmt: skip
     mover.move([path for path in wanted if (tmp_path / "stage" / path).exists()], folders, among)
     return mover
+
+
+def test_what_was_written_since_the_look_at_the_root_is_new(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its time is finer than the clock, and so a little later than now, but not from before a clock was set
+    back.
+    """
+    monkeypatch.setattr("kstore.local.staging.clock_of", lambda folder: 100 * 10**9)
+    stages = {"inductor": str(place.tree.root)}
+    staging = Staging(place.tree.cacheroot(), stages, {}, ["inductor"], None, since=time.monotonic() - 10)
+    moments = (80, 95, 100, 100.005, 100.1)
+    new = [staging.is_since("inductor/c.py", int(moment * 10**9)) for moment in moments]
+    assert new == [False, True, True, True, False]
 
 
 def test_a_link_that_was_made_meanwhile_stays_however_old_what_it_leads_to(tmp_path: Path) -> None:
