@@ -188,6 +188,7 @@ def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
         report = third.restore()
     assert report.placed == 0
     assert b"its own" in third.tree.read(f"{kernel}/k.ptx")
+    assert third.commit().status is CommitStatus.UNCHANGED, "it does not take the place of the published one"
     assert third.restore().placed == 0
 
 
