@@ -111,7 +111,6 @@ class Staging:
         placed.skipped += (Skipped(path, "it lists a file that is left out") for path in sorted(useless))
         for path in [*useless, *(p for p in placed.paths if groups and unit_of(p, self._wanted[p]) in groups)]:
             placed.paths.discard(path)
-            placed.known.pop(path, None)
             os.unlink(self.staged(path))
         self._drop_empty(placed)
 
