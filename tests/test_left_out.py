@@ -164,6 +164,30 @@ def test_what_it_writes_before_anything_is_staged_stays(
     assert b"mine" in node.tree.read(f"{kernel}/k.ptx")
 
 
+def test_measurements_from_before_a_restore_are_no_change_of_the_published_ones(tmp_path: Path, layout: str) -> None:
+    """They are joined with those, and where both have measured the same, the published ones stay."""
+    other, node, third = (Node(tmp_path, name, layout=layout) for name in ("other", "root", "third"))
+    other.tree.timings({"both": 1, "published": 1})
+    other.commit()
+    path = node.tree.timings({"both": 2, "mine": 2})
+    node.restore()
+    node.commit()
+    third.restore()
+    assert json.loads(third.tree.read(path)) == {"both": 1, "published": 1, "mine": 2}
+
+
+def test_what_is_measured_after_a_restore_prevails_although_it_restores_again(tmp_path: Path, layout: str) -> None:
+    other, node, third = (Node(tmp_path, name, layout=layout) for name in ("other", "root", "third"))
+    other.tree.timings({"both": 1, "published": 1})
+    other.commit()
+    node.restore()
+    path = node.tree.timings({"both": 2, "mine": 2})
+    node.restore()
+    node.commit()
+    third.restore()
+    assert json.loads(third.tree.read(path)) == {"both": 2, "published": 1, "mine": 2}
+
+
 def test_a_time_from_before_the_clock_was_set_back_is_not_taken_for_that(tmp_path: Path, layout: str) -> None:
     other, node = Node(tmp_path, "other", layout=layout), Node(tmp_path, layout=layout)
     for content in ("older", "newer"):
