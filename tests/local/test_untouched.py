@@ -154,6 +154,19 @@ def test_what_was_not_placed_is_not_taken_to_be_there(builder: Node, tmp_path: P
     assert node.tree.has(lost)
 
 
+def test_a_folder_that_lacks_a_file_is_not_taken_to_have_all(tmp_path: Path) -> None:
+    """Also if nothing else in it had to be dropped for that."""
+    builder, node = Node(tmp_path, "builder", layout="loose"), Node(tmp_path, layout="loose")
+    lost, _ = (builder.tree.put(f"inductor/ab/{name}.py", name.encode()) for name in ("lost", "other"))
+    builder.commit()
+    digest = builder.published()[lost].digest.hex()
+    (blob,) = builder.location.rglob(digest)
+    blob.rename(tmp_path / digest)
+    assert node.restore().left_out == 1
+    (tmp_path / digest).rename(blob)
+    assert (node.restore().placed, node.tree.has(lost)) == (1, True)
+
+
 def damage(node: Node, path: str) -> None:
     """Make a blob unreadable, or the first frame of the pack that it is in."""
     entry = node.published()[path]
