@@ -51,11 +51,13 @@ class Place:
     def kernel(self, name: str, *files: str) -> Files:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
-    def place(self, wanted: Files, lists: Callable[[str], bool] = lambda path: False) -> Placed:
+    def place(
+        self, wanted: Files, lists: Callable[[str], bool] = lambda path: False, below: Sequence[BlobStore] = ()
+    ) -> Placed:
         root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # Existing files are older than a clock's tick.
         placer = Placer(
             root, self.state, self.blobs, Linker(), Progress(), Waiting(),
-            lists=lists, below=tuple, begun=None,
+            lists=lists, below=lambda: below, begun=None,
         )  # fmt: skip
         placed = placer.place(
             wanted, self.packs, self.tree.scan().folders, lambda: None, since=since, nearest=None, marks=False
@@ -153,6 +155,17 @@ def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
     assert placed.paths == {"triton/L/ptx"}
     assert contents(place.tree.root) == {"triton/L/ptx": b"L ptx"}
     assert [skipped.path for skipped in placed.skipped] == ["triton/K/json"]
+
+
+@pytest.mark.parametrize("flag", [0, Flag.BELOW])
+def test_what_is_missing_is_taken_from_a_store_below(tmp_path: Path, layout: str, flag: int) -> None:
+    """Whether or not it is known to be there."""
+    place, other = (Place(tmp_path / name, Layout(layout)) for name in ("one", "other"))
+    wanted = {f"triton/K/{name}": other.store(name.encode(), LINK | GROUP | flag, 2) for name in ("ptx", "cubin")}
+    wanted["triton/K/json"] = place.store(b"json", LINK | GROUP, 2)
+    placed = place.place(wanted, below=[other.blobs])
+    assert placed.paths == wanted.keys() == contents(place.tree.root).keys()
+    assert placed.missed == set()
 
 
 def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
