@@ -168,6 +168,18 @@ def test_what_is_missing_is_taken_from_a_store_below(tmp_path: Path, layout: str
     assert placed.missed == set()
 
 
+def test_what_was_dropped_again_is_not_vouched_for(place: Place) -> None:
+    lost = Entry(digest_of(b"lost"), 4, 0, 0o644, int(GROUP), 2)
+    wanted = {"triton/K/object": place.store(b"object", GROUP, 2), "triton/L/object": place.store(b"other", GROUP, 2)}
+    assert place.place({**wanted, "triton/K/lost": lost}).known.keys() == {"triton/L/object"}
+
+
+def test_what_stays_out_takes_no_neighbour_with_it() -> None:
+    placed = Placed({"inductor/ab/c.py", "inductor/abc/d.py", "inductor/ef"})
+    placed.forget({"inductor/ab": "something else is in its place"}, {"inductor/e": OSError(errno.EACCES, "refused")})
+    assert (placed.paths, placed.occupied) == ({"inductor/abc/d.py", "inductor/ef"}, {"inductor/ab/c.py"})
+
+
 def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
