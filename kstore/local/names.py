@@ -14,8 +14,8 @@ def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
     why: dict[str, str] = {}
     for component, stage in stages.items():
         longest_name = os.pathconf(stage, "PC_NAME_MAX")
-        least = min(longest_name, 2 * DEEPEST)
         longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
+        least = min(longest, longest_name, 2 * DEEPEST)
         for path, entry in wanted.items():
             if (len(path) > least or not path.isascii()) and path.startswith(f"{component}/"):
                 reason = _refusal(path, longest, longest_name)
