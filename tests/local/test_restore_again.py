@@ -105,6 +105,18 @@ def test_what_is_gone_is_brought_back(node: Node, remove: Callable[[Path], None]
     assert contents(node.tree.root).items() >= before.items()
 
 
+def test_what_goes_after_something_else_was_brought_back_is_brought_back(tmp_path: Path, layout: str) -> None:
+    """The last restore has placed only a part of it, and knows nothing of the rest."""
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    paths = [builder.tree.wrapper(name) for name in ("one", "two")]
+    builder.commit()
+    node.restore()
+    for path in paths:
+        shutil.rmtree((node.tree.root / path).parent)
+        assert node.restore().placed == 1
+    assert contents(node.tree.root).keys() == set(paths)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_where_something_came_or_changed_the_root_is_scanned(
     node: Node, scans: list[Worker], change: Callable[[Node], object]
