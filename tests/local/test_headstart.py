@@ -232,6 +232,13 @@ def test_names_that_the_root_refuses_leave_nothing_of_their_group(tmp_path: Path
     assert os.listdir(node.tree.root / "triton") == ["L"] and stages(node) == []
 
 
+def test_names_that_the_root_refuses_are_left_out_by_the_next_restore_too(tmp_path: Path) -> None:
+    """The folder that lacks them must not be taken for whole."""
+    node = Node(tmp_path)
+    publish_files(node, {f"inductor/ab/{name}": stored(node, name.encode()) for name in ("short", "x" * 300)}, 1)
+    assert [node.restore().left_out for _ in range(3)] == [1, 1, 1]
+
+
 def test_a_root_that_is_full_says_so(
     builder: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:

@@ -175,9 +175,10 @@ def test_what_was_dropped_again_is_not_vouched_for(place: Place) -> None:
 
 
 def test_what_stays_out_takes_no_neighbour_with_it() -> None:
-    placed = Placed({"inductor/ab/c.py", "inductor/abc/d.py", "inductor/ef"})
+    placed = Placed({"inductor/ab/c.py", "inductor/abc/d.py", "inductor/ef"}, marked_ns=1)
     placed.forget({"inductor/ab": "something else is in its place"}, {"inductor/e": OSError(errno.EACCES, "refused")})
     assert (placed.paths, placed.occupied) == ({"inductor/abc/d.py", "inductor/ef"}, {"inductor/ab/c.py"})
+    assert placed.marked_ns == 0
 
 
 def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
