@@ -167,6 +167,22 @@ def test_a_folder_that_lacks_a_file_is_not_taken_to_have_all(tmp_path: Path) -> 
     assert (node.restore().placed, node.tree.has(lost)) == (1, True)
 
 
+def test_a_folder_that_lacks_what_is_new_is_not_taken_to_have_it(tmp_path: Path) -> None:
+    """Although it is as an earlier restore has placed it."""
+    builder, node = Node(tmp_path, "builder", layout="loose"), Node(tmp_path, layout="loose")
+    builder.tree.put("inductor/ab/old.py", b"old")
+    builder.commit()
+    node.restore()
+    lost = builder.tree.put("inductor/ab/new.py", b"new")
+    builder.commit()
+    digest = builder.published()[lost].digest.hex()
+    (blob,) = builder.location.rglob(digest)
+    blob.rename(tmp_path / digest)
+    assert [node.restore().left_out for _ in range(2)] == [1, 1]
+    (tmp_path / digest).rename(blob)
+    assert (node.restore().placed, node.tree.has(lost)) == (1, True)
+
+
 def damage(node: Node, path: str) -> None:
     """Make a blob unreadable, or the first frame of the pack that it is in."""
     entry = node.published()[path]
