@@ -52,7 +52,11 @@ class Place:
         return {f"triton/{name}/{file}": self.store(f"{name} {file}".encode(), LINK | GROUP, 2) for file in files}
 
     def place(
-        self, wanted: Files, lists: Callable[[str], bool] = lambda path: False, below: Sequence[BlobStore] = ()
+        self,
+        wanted: Files,
+        lists: Callable[[str], bool] = lambda path: False,
+        below: Sequence[BlobStore] = (),
+        before_move: Callable[[], None] = lambda: None,
     ) -> Placed:
         root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # Existing files are older than a clock's tick.
         placer = Placer(
@@ -60,7 +64,7 @@ class Place:
             lists=lists, below=lambda: below, begun=None,
         )  # fmt: skip
         placed = placer.place(
-            wanted, self.packs, self.tree.scan().folders, lambda: None, since=since, nearest=None, marks=False
+            wanted, self.packs, self.tree.scan().folders, before_move, since=since, nearest=None, marks=False
         )
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
@@ -268,6 +272,29 @@ def test_where_a_folder_goes_before_it_is_filled_nothing_is_placed(
     monkeypatch.setattr("kstore.local.fill.make_folders", lambda paths: None)
     with pytest.raises(CacheRootError, match="No such file"):
         place.place({f"inductor/{number:02}/c.py": place.store(b"%d" % number) for number in range(3)})
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_before_anything_is_moved_all_that_stays_out_is_gone(place: Place, is_whole: bool) -> None:
+    """What can fail has been done by then: others that restore with this worker move theirs."""
+    wanted = {"triton/L/ptx": place.store(b"L", LINK | GROUP, 2), **place.kernel("K", "ptx", "cubin")}
+    if not is_whole:
+        wanted["triton/K/cubin"] = Entry(digest_of(b"nobody has it"), 1, 0, 0o644, LINK | GROUP, 2)
+    seen: list[set[str]] = []
+
+    def look() -> None:
+        assert contents(place.tree.root) == {}
+        (stage,) = (place.tree.root / ".kstore").glob("stage-*")
+        seen.append({str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file()})
+
+    assert place.place(wanted, before_move=look).paths == seen[0] == (wanted.keys() if is_whole else {"triton/L/ptx"})
+
+
+def test_others_are_told_of_a_restore_of_nothing_too(place: Place) -> None:
+    """They wait for it."""
+    told: list[str] = []
+    assert place.place({}, before_move=lambda: told.append("told")) == Placed()
+    assert told == ["told"]
 
 
 def test_a_blob_that_is_missing_does_not_touch_the_group_that_is_there(place: Place) -> None:
