@@ -408,3 +408,17 @@ def test_a_copy_needs_no_folder_but_the_store_it_writes(volume: Path) -> None:
 def test_trouble_with_a_store_names_what_is_to_be_looked_at(error: OSError, said: str) -> None:
     with pytest.raises(StoreUnavailable, match=re.escape(said)), reporting_trouble("/data/kstore", "commit to"):
         raise error
+
+
+def test_a_component_whose_folder_cannot_be_made_costs_itself(tmp_path: Path, layout: str) -> None:
+    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    builder.tree.kernel()
+    wrapper = builder.tree.wrapper()
+    builder.commit()
+    (tmp_path / "file").touch()
+    node.environ["TRITON_CACHE_DIR"] = f"{tmp_path}/file/triton"
+    for placed in (1, 0):
+        report = node.restore()
+        assert (report.placed, report.left_out) == (placed, 8)
+        assert report.skipped == (("triton", f"{tmp_path}/file/triton cannot be written: Not a directory"),)
+    assert contents(node.tree.root).keys() == {wrapper}

@@ -292,3 +292,15 @@ def test_where_a_component_is_not_managed_nothing_that_was_begun_is_taken(tmp_pa
     assert len(begun) == 1 and [skipped.path for skipped in report.skipped] == ["unknown"]
     assert contents(node.tree.root) == {"inductor/ab/x.py": b"x"}
     assert "unknown" not in os.listdir(node.tree.root) and stages(node) == []
+
+
+def test_where_a_component_is_elsewhere_by_now_nothing_that_was_begun_is_taken(
+    tmp_path: Path, begun: AllBegun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example in a mount that was made meanwhile."""
+    node = Node(tmp_path)
+    publish_files(node, {f"{name}/ab/x.py": stored(node, name.encode()) for name in ("inductor", "triton")}, 1)
+    monkeypatch.setattr("kstore.local.place.find_elsewhere", lambda *_: {"triton"})
+    assert (node.restore().placed, len(begun)) == (2, 1)
+    assert contents(node.tree.root) == {"inductor/ab/x.py": b"inductor", "triton/ab/x.py": b"triton"}
+    assert stages(node) == []

@@ -548,6 +548,13 @@ def test_a_restore_from_which_nothing_is_left_to_place_says_why(place: Place) ->
     assert placed.paths == set()
 
 
+def test_a_folder_that_cannot_have_its_name_costs_what_is_in_it(place: Place) -> None:
+    short, long = "inductor/ab/c.py", f"inductor/{'x' * 300}/c.py"
+    placed = place.place({path: place.store(b"code") for path in (short, long)})
+    assert placed.paths == contents(place.tree.root).keys() == {short}
+    assert placed.skipped == [Skipped(long, "its path is too long for this cache root")]
+
+
 def test_a_list_is_not_placed_without_a_file_that_cannot_have_its_name(place: Place) -> None:
     """vLLM would not start: it reads what its list names."""
     names = [f"{rank}/backbone/{name}" for rank in ("rank_0", "rank_1") for name in ("list.py", "graph")]
