@@ -204,3 +204,27 @@ def test_what_was_withdrawn_is_not_restored(publisher: Node, worker: Node, hide:
     hide(4)
     with pytest.raises(StoreUnavailable):
         worker.restore()
+
+
+def test_what_the_store_has_lost_is_published_again_by_who_still_has_it(publisher: Node, worker: Node) -> None:
+    """Nobody has taken it out: a worker that must restore the generation before publishes what it still has."""
+    worker.restore()
+    digest = publisher.newest().manifest.hex()
+    (manifest,) = publisher.location.rglob(digest)
+    manifest.unlink()
+    worker.tree.wrapper()
+    report = worker.restore()
+    assert (report.generation, report.files) == (1, 8)
+    assert worker.commit().new_files == 9
+    assert Node(worker.location.parent, "fresh").restore().files == 17
+
+
+def test_what_a_requested_generation_lacks_is_not_published_by_who_restores_it(
+    publisher: Node, worker: Node, tmp_path: Path
+) -> None:
+    """Although it is still in the root."""
+    worker.restore()
+    assert worker.restore(generation=1).files == 8
+    publisher.store.rollback(KEY)
+    assert worker.commit().new_files == 0
+    assert Node(tmp_path, "fresh").restore().files == 8
