@@ -87,10 +87,10 @@ class Writer:
     def _times_of(self, entries: Sequence[Entry]) -> Iterator[int | None]:
         """The modification times that the files get, in nanoseconds; None for now."""
         for entry, stamp in zip(entries, stamps(entry.digest for entry in entries), strict=True):
-            if entry.flags & LINK or not entry.flags & (MTIME | RELOCATE):
-                yield self._second + stamp
+            if entry.flags & MTIME:
+                yield entry.mtime_ns
             else:
-                yield entry.mtime_ns if entry.flags & MTIME else None
+                yield None if entry.flags & RELOCATE else self._second + stamp
 
     def _known(self, paths: Sequence[str]) -> dict[str, Known]:
         """The files among these that may be changed in place, for the index."""
