@@ -507,6 +507,16 @@ def test_what_is_never_changed_in_place_bears_its_stamp(place: Place) -> None:
     assert bears_stamp(mtime_ns, wanted["inductor/ab/c.py"].digest)
 
 
+def test_no_stamp_is_ahead_of_the_clock(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore takes a file whose time is in the future for one that is being written."""
+    second = 10**9
+    monkeypatch.setattr(time, "time_ns", lambda real=time.time_ns: real() // second * second)
+    placed = place.place({"inductor/ab/c": place.store(b"code", 0)})
+    (file,) = (place.tree.root / path for path in placed.paths)
+    assert bears_stamp(file.stat().st_mtime_ns, digest_of(b"code"))
+    assert time.time_ns() - 2 * second < file.stat().st_mtime_ns < time.time_ns()
+
+
 def test_what_may_be_changed_in_place_is_a_writable_copy(place: Place) -> None:
     placed = place.place({"inductor/ab/c.cu": place.store(b"code", 0, mode=0o444)})
     status = (place.tree.root / "inductor/ab/c.cu").stat()
