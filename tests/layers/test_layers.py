@@ -570,6 +570,20 @@ def test_a_worker_of_another_image_takes_what_is_missing_from_its_own(fleet: Fle
         assert again.commit().status is CommitStatus.UNCHANGED, "or the images would answer each other for ever"
 
 
+def test_what_comes_from_another_image_may_be_as_many_files_in_other_folders(fleet: Fleet) -> None:
+    other = fleet.folder / "image" / "other"
+    for base, name in ((fleet.base, "one"), (other, "three")):
+        fleet.bake(base=base)
+        builder = Worker(fleet.folder, f"builder {base.name}", base, layout=fleet.layout_below)
+        builder.tree.wrapper(name)
+        builder.commit()
+    first, worker = fleet.worker("first"), fleet.worker("worker", other)
+    first.restore()
+    first.tree.wrapper("two")
+    first.commit()
+    assert (worker.restore().left_out, modules(worker)) == (1, {"two", "three"})
+
+
 def test_a_worker_whose_image_has_all_that_is_missing_says_nothing(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
