@@ -142,6 +142,28 @@ def test_what_can_be_read_again_is_not_uploaded(damaged: Node, tmp_path: Path) -
     assert other.commit().status is CommitStatus.UNCHANGED
 
 
+def heal(damaged: Node, whole: Path) -> None:
+    shutil.rmtree(damaged.location)
+    whole.rename(damaged.location)
+
+
+def compile_another_way(damaged: Node, whole: Path) -> None:
+    damaged.tree.kernel(variant="another way")
+    damaged.commit()
+
+
+@pytest.mark.parametrize("happens", [heal, compile_another_way])
+def test_what_a_restore_can_read_again_or_needs_no_more_is_no_longer_looked_for(
+    damaged: Node, tmp_path: Path, happens: Callable[[Node, Path], None]
+) -> None:
+    other = worker(damaged)
+    assert other.tree.state().load().missed
+    happens(damaged, tmp_path / "whole")
+    assert other.restore().status is RestoreStatus.RESTORED
+    lacking = {entry.digest for path, entry in damaged.published().items() if not other.tree.has(path)}
+    assert other.tree.state().load().missed <= lacking
+
+
 def test_one_of_those_who_commit_at_once_puts_it_back(
     damaged: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
