@@ -14,7 +14,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import bears_stamp, blob_path
-from kstore.deadline import Waiting
+from kstore.deadline import Abandoned, Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.folders import make_folders
@@ -57,10 +57,11 @@ class Place:
         lists: Callable[[str], bool] = lambda path: False,
         below: Sequence[BlobStore] = (),
         before_move: Callable[[], None] = lambda: None,
+        waiting: Waiting | None = None,
     ) -> Placed:
         root, since = self.tree.cacheroot(), time.monotonic() + 0.02  # Existing files are older than a clock's tick.
         placer = Placer(
-            root, self.state, self.blobs, Linker(), Progress(), Waiting(),
+            root, self.state, self.blobs, Linker(), Progress(), waiting or Waiting(),
             lists=lists, below=lambda: below, begun=None,
         )  # fmt: skip
         placed = placer.place(
@@ -288,6 +289,13 @@ def test_before_anything_is_moved_all_that_stays_out_is_gone(place: Place, is_wh
         seen.append({str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file()})
 
     assert place.place(wanted, before_move=look).paths == seen[0] == (wanted.keys() if is_whole else {"triton/L/ptx"})
+
+
+def test_once_nobody_waits_any_more_nothing_is_moved(place: Place) -> None:
+    waiting = Waiting()
+    with pytest.raises(Abandoned):
+        place.place(place.kernel("K", "ptx"), before_move=waiting.give_up, waiting=waiting)
+    assert contents(place.tree.root) == {}
 
 
 def test_others_are_told_of_a_restore_of_nothing_too(place: Place) -> None:
