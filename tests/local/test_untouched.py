@@ -69,6 +69,15 @@ def test_only_the_folders_that_changed_are_read(node: Node, listed: list[str]) -
     assert {os.path.relpath(path, node.tree.root) for path in listed} == {"triton", new}
 
 
+def test_a_restore_that_finds_all_in_place_leaves_it_known(node: Node, listed: list[str]) -> None:
+    for name in ("one", "two"):
+        listed.clear()
+        node.tree.put(f"inductor/{name}/c.py", name.encode())
+        time.sleep(TICK)
+        node.restore()
+    assert {f"{node.tree.root}/inductor", f"{node.tree.root}/inductor/two"}.issuperset(listed)
+
+
 def test_locks_that_a_compiler_makes_cost_one_folder(node: Node, listed: list[str]) -> None:
     """Where nothing but the mark of the restore is remembered."""
     for still in (node.tree.root / ".kstore").glob("still-*"):
