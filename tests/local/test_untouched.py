@@ -78,6 +78,18 @@ def test_a_restore_that_finds_all_in_place_leaves_it_known(node: Node, listed: l
     assert {f"{node.tree.root}/inductor", f"{node.tree.root}/inductor/two"}.issuperset(listed)
 
 
+def test_what_an_earlier_restore_has_placed_is_known_after_one_of_what_is_new(
+    node: Node, builder: Node, listed: list[str]
+) -> None:
+    builder.tree.wrapper("new")
+    builder.commit()
+    assert node.restore().placed == 1
+    listed.clear()
+    node.tree.put("inductor/own/c.py", b"own")
+    node.restore()
+    assert listed and not [folder for folder in listed if "/triton/" in folder]
+
+
 def test_locks_that_a_compiler_makes_cost_one_folder(node: Node, listed: list[str]) -> None:
     """Where nothing but the mark of the restore is remembered."""
     for still in (node.tree.root / ".kstore").glob("still-*"):
