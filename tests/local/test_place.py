@@ -13,12 +13,13 @@ import pytest
 
 from kstore.backends import PosixBackend
 from kstore.blobs import BlobStore, Layout
-from kstore.blobs.loose import bears_stamp, blob_path
+from kstore.blobs.loose import bears_stamp, blob_path, stamp
 from kstore.deadline import Abandoned, Waiting
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.folders import make_folders
 from kstore.local.found import Skipped
+from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
 from kstore.local.place import Placer
@@ -184,6 +185,13 @@ def test_what_stays_out_takes_no_neighbour_with_it() -> None:
     placed.forget({"inductor/ab": "something else is in its place"}, {"inductor/e": OSError(errno.EACCES, "refused")})
     assert (placed.paths, placed.occupied) == ({"inductor/abc/d.py", "inductor/ef"}, {"inductor/ab/c.py"})
     assert placed.marked_ns == 0
+
+
+def test_only_a_time_that_a_later_change_moves_vouches_for_a_file() -> None:
+    now, digest = time.time_ns() // 10**9 * 10**9, digest_of(b"data")
+    times = {"long ago": 1, "a stamp": now + stamp(digest), "ahead": now + 10**12 + 1}
+    known = {name: Known(Entry(digest, 4, mtime_ns, 0o644, 0, 0), 4, 1) for name, mtime_ns in times.items()}
+    assert Placed({*known}, known).settled().keys() == {"long ago", "a stamp"}
 
 
 def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
