@@ -231,6 +231,19 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
+def test_all_that_is_loose_is_placed_in_one_way_however_many_files_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left over for the look at what is missing, which would copy it."""
+    monkeypatch.setattr("kstore.local.fill._LINK_COUNT", 2)
+    monkeypatch.setattr("kstore.local.fill._FOLDER_COUNT", 2)
+    place = Place(tmp_path, Layout.LOOSE)
+    wanted = {f"inductor/{number}{number}/c.py": place.store(b"%d" % number) for number in range(8)}
+    placed = place.place(wanted)
+    assert placed.paths == wanted.keys() == contents(place.tree.root).keys()
+    assert list(placed.modes.values()) == [len(wanted)]
+
+
 def test_what_cannot_be_written_with_the_others_is_written_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
