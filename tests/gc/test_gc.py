@@ -43,6 +43,7 @@ from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.used import mark_name
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
+from tests.test_repair import meanwhile
 from tests.trees import KEY, Node, contents
 
 
@@ -247,6 +248,32 @@ def test_a_pack_that_was_condemned_while_a_commit_relied_on_it_goes_with_the_nex
     collect_fully(node)
     assert stored(node) == {f"packs/{copy}"}
     assert restored(tmp_path, "other") == kernels(node)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_pack_that_was_condemned_after_its_commit_lost_a_race_is_not_relied_upon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """The next attempt stores its blobs anew: gc may have found out before what is needed."""
+    node, winner = (Node(tmp_path, name, layout="packed") for name in ("node", "winner"))
+    node.tree.kernel("one")
+    winner.tree.kernel("two")
+    condemned: list[str] = []
+
+    def win() -> None:
+        condemned.extend(stored(node))
+        winner.commit()
+        assert collect(winner).condemned.files == 1
+        if is_gone:
+            pass_time(winner)
+            collect(winner)
+
+    meanwhile(monkeypatch, Refs, "publish", win)
+    assert node.commit().generation == 2
+    assert not {f"packs/{pack}" for pack in node.newest().packs}.intersection(condemned)
+    collect_fully(winner)
+    assert not stored(node).intersection(condemned)
+    assert restored(tmp_path, "third") == kernels(node) | kernels(winner)
 
 
 def test_a_name_that_was_taken_anew_is_not_what_was_condemned(tmp_path: Path) -> None:
