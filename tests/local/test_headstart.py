@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -304,3 +305,51 @@ def test_where_a_component_is_elsewhere_by_now_nothing_that_was_begun_is_taken(
     assert (node.restore().placed, len(begun)) == (2, 1)
     assert contents(node.tree.root) == {"inductor/ab/x.py": b"inductor", "triton/ab/x.py": b"triton"}
     assert stages(node) == []
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Node:
+    """A worker of a store with one generation."""
+    node = Node(tmp_path)
+    publish_files(node, {"inductor/ab/x.py": stored(node, b"x")}, 1)
+    return node
+
+
+def test_what_was_begun_is_of_one_generation_only(one: Node) -> None:
+    with HeadStart(one.tree.cacheroot(), one.tree.state()) as start:
+        see = start.follow(one.store.storage.blobs, one.newest())
+        assert see and start.begun_with(Snapshot(one.newest(), b"", see))
+        assert start.begun_with(Snapshot(one.newest(), b"")) is None
+
+
+def test_nothing_is_begun_with_a_generation_of_a_store_below(one: Node) -> None:
+    """Its blobs may be here, or there."""
+    with HeadStart(one.tree.cacheroot(), one.tree.state()) as start:
+        assert start.follow(one.store.storage.blobs, replace(one.newest(), depth=1)) is None
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, os.strerror(errno.EROFS)), CacheRootError("cannot be written")])
+def test_where_nothing_can_be_staged_nothing_is_begun(
+    one: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The restore itself will say so."""
+
+    def refuse(*asked: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kstore.local.headstart.Begun", refuse)
+    with HeadStart(one.tree.cacheroot(), one.tree.state()) as start:
+        assert start.follow(one.store.storage.blobs, one.newest()) is None
+
+
+def test_where_a_component_is_in_another_mount_nothing_is_begun(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was linked in the cache root's own could not be moved there."""
+    monkeypatch.setattr("kstore.local.headstart.find_elsewhere", lambda root, components: {"inductor"})
+    with HeadStart(one.tree.cacheroot(), one.tree.state()) as start:
+        assert start.follow(one.store.storage.blobs, one.newest()) is None
+
+
+def test_where_a_folder_cannot_be_read_nothing_is_begun(one: Node) -> None:
+    one.tree.put("inductor", b"a file")
+    with HeadStart(one.tree.cacheroot(), one.tree.state()) as start:
+        assert start.follow(one.store.storage.blobs, one.newest()) is None
