@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from kstore.local.move import Mover
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.local.staging import Staging
+from kstore.local.state import StateFolder
 from kstore.local.write import Writer
 from kstore.progress import Progress
 from kstore.published.manifest import Entry, Files, Flag
@@ -472,6 +474,24 @@ def test_a_link_that_was_made_meanwhile_stays_however_old_what_it_leads_to(tmp_p
     moved = move(tmp_path, files, {"inductor"}, {"inductor"})
     assert moved.occupied == {"inductor/c.py": "it was written while this was restored"}
     assert (tmp_path / "root" / "inductor" / "c.py").read_bytes() == b"mine"
+
+
+def test_a_component_whose_own_mount_takes_nothing_costs_itself_and_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = StateFolder.staging
+
+    def refuse(state: StateFolder, folder: str | None = None) -> AbstractContextManager[str]:
+        if folder:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), folder)
+        return staging(state)
+
+    monkeypatch.setattr("kstore.local.place.find_elsewhere", lambda root, components: {"triton"})
+    monkeypatch.setattr(StateFolder, "staging", refuse)
+    placed = place.place({"inductor/ab/c.py": place.store(b"code"), **place.kernel("K", "ptx", "cubin")})
+    assert placed.paths == {"inductor/ab/c.py"} == contents(place.tree.root).keys()
+    folder = place.tree.root / "triton"
+    assert placed.skipped == [Skipped("triton", f"{folder} cannot be written: Read-only file system")]
 
 
 def test_a_component_of_which_nothing_came_is_no_trouble(tmp_path: Path) -> None:
