@@ -200,7 +200,7 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
         published = of_theirs[slot]
         # If ours has one of these, it grew from the slot, even if base is another key's, or no longer known.
         grew = of_base[slot] or any(_digest(ours, path) == theirs[path].digest for path in published)
-        room = max(MAX_VARIANTS - len(published), 0) if grew or not published else 0
+        room = MAX_VARIANTS - len(published) if grew or not published else 0
         # Oldest first: the entry that was there when the slot was first answered, then its variants.
         for number, path in enumerate(sorted(paths, key=lambda path: (ours[path].mtime_ns, path))):
             if number < room:
