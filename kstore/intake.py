@@ -141,7 +141,8 @@ class Intake:
             return
         storage.create()
         # Nothing may be written once a commit has ended, well or not: the store may be unmounted by then.
-        self._place.callback(storage.refs.expect(self._worker.scope))
+        wait_for_refs = storage.refs.expect(self._worker.scope)
+        self._place.callback(wait_for_refs)
         self.layout = choose_layout(self._worker)
         if self.layout is Layout.PACKED:
             self._place.callback(storage.blobs.expect_pack())
@@ -150,6 +151,7 @@ class Intake:
             self._known = storage.blobs.digests_in(pack for ref in beside for pack in ref.packs)
             expected = 0 if self._known else expected  # Nobody knows how much of it those packs have.
         else:
+            wait_for_refs()  # To gc, blobs without `refs/` are a server's denial.
             self._reserved = self._place.enter_context(storage.refs.reserve())
             if has_lists(storage.backend):  # No name on them may be taken, and there may be millions.
                 return

@@ -447,3 +447,27 @@ def test_of_a_pack_is_expected_what_it_will_hold_if_anybody_knows(
     other.tree.kernel("shared")
     other.commit("model/v2")
     assert max(expected) == 0  # because the first key has much of it
+
+
+@pytest.mark.parametrize("layout", ["packed", "loose"])
+def test_there_is_a_folder_for_refs_before_anything_is_stored(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise gc, to which that is a server's denial, would fail beside a first commit, and after a killed one."""
+    node = Node(tmp_path, layout=layout)
+    node.tree.kernel()
+    make_folder, there = PosixBackend.make_folder, list[bool]()
+
+    def make_late(backend: PosixBackend, path: str) -> None:
+        if "/refs/" in path:
+            time.sleep(0.3)
+        make_folder(backend, path)
+
+    monkeypatch.setattr(PosixBackend, "make_folder", make_late)
+    for owner, name in ((PosixBackend, "put_many"), (PosixBackend, "publish")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, real=real: there.append((node.location / "refs").is_dir()) or real(*given)
+        )
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert there and all(there)
