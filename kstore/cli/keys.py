@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kstore.cli.options import Invocation
+    from kstore.published.refs import Unlisted
 
 _PATIENCE = 2.0
 """Seconds that a person waits for a store that hangs."""
@@ -27,8 +28,6 @@ def keys_beginning(invocation: Invocation, incomplete: str) -> list[str]:
 
 
 def _keys(invocation: Invocation, incomplete: str) -> list[str]:
-    from kstore.published.refs import Unlisted
-
     under = incomplete.rpartition("/")[0]
     hidden: list[Unlisted] = []
     scopes = invocation.store().storage.refs.scopes(under, hidden.append)

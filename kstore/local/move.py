@@ -139,16 +139,14 @@ class Mover:
 
     def _fill_folder(self, path: str) -> None:
         source, target = self._staged(path), self._local(path)
-        names = os.listdir(source)
-        members = [self._files.get(f"{path}/{name}") for name in names]
         if path in self._groups or os.path.islink(target) or not os.path.isdir(target):
             self.occupied[path] = _TAKEN
             return
-        for name, entry in zip(names, members, strict=True):
-            if entry is None:
-                self._move_folder(f"{path}/{name}")
-            else:
+        for name in os.listdir(source):
+            if f"{path}/{name}" in self._files:
                 self._link_file(f"{source}/{name}", f"{target}/{name}", f"{path}/{name}")
+            else:
+                self._move_folder(f"{path}/{name}")
 
     @cached_property
     def _groups(self) -> set[str]:
