@@ -6,7 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -343,6 +343,11 @@ def test_no_folder_is_left_of_a_group_that_has_lost_a_file(place: Place) -> None
     assert place.tree.scan().folders == {"triton", "triton/first", "triton/second"}
 
 
+def looked_at_before(place: Place, monkeypatch: pytest.MonkeyPatch, folders: Collection[str]) -> None:
+    """The root was looked at when it had these folders."""
+    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": folders}))
+
+
 @pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.EEXIST])
 def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(
     place: Place, monkeypatch: pytest.MonkeyPatch, code: int
@@ -361,22 +366,26 @@ def test_a_folder_that_a_compiler_made_meanwhile_is_filled_up(
     wanted = {"inductor/ab/c.py": place.store(b"published"), "inductor/ab/d.py": place.store(b"published too")}
     seen = place.tree.scan().folders
     place.tree.put("inductor/ab/c.py", b"compiled")
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    looked_at_before(place, monkeypatch, seen)
     placed = place.place(wanted)
     assert (placed.paths, placed.occupied) == ({"inductor/ab/d.py"}, {"inductor/ab/c.py"})
     assert place.tree.read("inductor/ab/c.py") == b"compiled"
     assert place.tree.read("inductor/ab/d.py") == b"published too"
 
 
-def test_a_group_that_a_compiler_made_meanwhile_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = place.kernel("K", "ptx", "cubin")
+def check_that_it_stays(place: Place, monkeypatch: pytest.MonkeyPatch, compiled: str, wanted: Files) -> None:
+    """A file that is compiled meanwhile keeps all of its group, `triton/K`, from coming."""
     seen = place.tree.scan().folders
-    place.tree.put("triton/K/ptx", b"compiled")
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    place.tree.put(compiled, b"compiled")
+    looked_at_before(place, monkeypatch, seen)
     placed = place.place(wanted)
-    assert contents(place.tree.root) == {"triton/K/ptx": b"compiled"}
+    assert contents(place.tree.root) == {compiled: b"compiled"}
     assert (placed.paths, placed.occupied) == (set(), wanted.keys())
     assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
+
+
+def test_a_group_that_a_compiler_made_meanwhile_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_it_stays(place, monkeypatch, "triton/K/ptx", place.kernel("K", "ptx", "cubin"))
 
 
 def test_no_folder_comes_into_a_group_that_a_compiler_made_meanwhile(
@@ -384,13 +393,7 @@ def test_no_folder_comes_into_a_group_that_a_compiler_made_meanwhile(
 ) -> None:
     """Although no file of the published group is beside the compiled one."""
     wanted = {"triton/K/sm_90/ptx": place.store(b"published", LINK | GROUP, 2)}
-    seen = place.tree.scan().folders
-    place.tree.put("triton/K/sm_80/ptx", b"compiled")
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
-    placed = place.place(wanted)
-    assert contents(place.tree.root) == {"triton/K/sm_80/ptx": b"compiled"}
-    assert (placed.paths, placed.occupied) == (set(), wanted.keys())
-    assert [skipped.path for skipped in placed.skipped] == ["triton/K"]
+    check_that_it_stays(place, monkeypatch, "triton/K/sm_80/ptx", wanted)
 
 
 def test_a_group_that_somebody_removes_meanwhile_is_placed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,14 +401,14 @@ def test_a_group_that_somebody_removes_meanwhile_is_placed(place: Place, monkeyp
     place.tree.put("triton/K/ptx", b"damaged")
     seen = place.tree.scan().folders
     shutil.rmtree(place.tree.root / "triton/K")
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    looked_at_before(place, monkeypatch, seen)
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
 def test_a_folder_that_somebody_removes_meanwhile_is_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"inductor/ab/c.py": place.store(b"code")}
     seen = place.tree.scan().folders | {"inductor"}
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    looked_at_before(place, monkeypatch, seen)
     assert place.place(wanted).paths == wanted.keys() == contents(place.tree.root).keys()
 
 
@@ -510,7 +513,7 @@ def test_a_file_whose_folder_somebody_removes_meanwhile_costs_itself(
     gone, stays = "inductor/ab/c.py", "inductor/cd/d.py"
     place.tree.put("inductor/cd/mine.py", b"mine")
     seen = place.tree.scan().folders | {"inductor/ab"}
-    monkeypatch.setattr(place.tree, "scan", lambda: type("Before", (), {"folders": seen}))
+    looked_at_before(place, monkeypatch, seen)
     placed = place.place({gone: place.store(b"gone"), stays: place.store(b"stays")})
     assert placed.paths == {stays}
     reason = f"it cannot be put in its place: {os.strerror(errno.ENOENT)}"
