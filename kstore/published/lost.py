@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from kstore.blobs import Part
 from kstore.damaged import damaged_blobs
-from kstore.published.leaning import unsupported
+from kstore.published.leaning import leaning, unsupported
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage
@@ -35,8 +35,9 @@ def lost_of(
     found = among.keys() if lacks else among.keys() & noted
     if found:
         found &= {entry.digest for entry in snapshot.manifest.entries()}
-    doubted, others = ({d: among[d] for d in chosen} for chosen in (found & noted, found - noted))
-    lost = _unreadable(storage, snapshot.ref, doubted) | not_stored(storage, snapshot.ref, others)
+    others = found - noted - leaning(snapshot.manifest).keys() if lacks else ()  # what it leans on was in no pack
+    doubted, packed = ({d: among[d] for d in chosen} for chosen in (found & noted, others))
+    lost = _unreadable(storage, snapshot.ref, doubted) | not_stored(storage, snapshot.ref, packed)
     return lost if depth else lost | unsupported(storage, snapshot, among)
 
 

@@ -61,9 +61,7 @@ def _without_gone(plan: UploadPlan, packs: tuple[str, ...], needed: set[bytes], 
     blobs = plan.reliance.storage.blobs
     with suppress(OSError):  # What cannot be looked at now may be gone.
         there = tuple(pack for pack in packs if blobs.has_pack(pack))
-        elsewhere = blobs.digests_in(there) | plan.below
-        entries = theirs.manifest.entries()
-        left = {e.digest: e.size for e in entries if e.digest in needed and e.digest not in elsewhere}
-        if not blobs.loose.lacking(left):
+        left = (kept_by(theirs) & needed) - blobs.digests_in(there)
+        if not blobs.loose.lacking({e.digest: e.size for e in theirs.manifest.entries() if e.digest in left}):
             return there
     return packs

@@ -471,6 +471,29 @@ def test_what_the_store_below_has_lost_since_a_restore_is_put_back(fleet: Fleet)
     assert has(again) == {"one", "two"}
 
 
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_a_pack_that_is_gone_above_is_put_back_without_what_the_image_has(tmp_path: Path, layout: str) -> None:
+    fleet = Fleet(tmp_path, "packed", "packed")
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    for name in ("two", "three"):
+        fill(worker, name)
+        worker.commit()
+    lost = worker.newest().packs[1]  # The first one has the manifest that others follow on.
+    fill(worker, "four")
+    worker.commit()
+    (worker.location / "packs" / lost).unlink()
+
+    fleet.layout = layout
+    assert fleet.worker("worker").commit().new_blobs == 3 + GROUP_FILES + 1
+    assert lost not in worker.newest().packs
+    assert fleet.worker("worker").commit().status is CommitStatus.UNCHANGED
+    again = fleet.worker("again")
+    assert again.restore().left_out == 0
+    assert has(again) == {"one", "two", "three", "four"}
+
+
 def test_a_root_does_not_remember_which_store_has_a_file(fleet: Fleet) -> None:
     baker = Worker(fleet.folder, "baker", fleet.bake("one"), layout=fleet.layout_below)
     baker.tree.put("inductor/ab/x.cu", b"in place")
