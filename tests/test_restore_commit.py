@@ -253,6 +253,20 @@ def test_what_came_from_a_seed_stays_withdrawn_and_what_was_compiled_since_does_
     assert list(second.published("model/v2")) == [compiled]
 
 
+def test_what_was_taken_out_of_one_key_is_news_to_another_that_its_root_is_restored_for(
+    first: Node, second: Node
+) -> None:
+    wrapper = first.tree.wrapper("taken out")
+    first.commit()
+    first.store.quarantine(KEY)
+    assert first.commit().status is CommitStatus.UNCHANGED
+    second.tree.wrapper("another")
+    second.commit(OTHER)
+    first.restore(OTHER)
+    first.commit(OTHER)
+    assert wrapper in second.published(OTHER)
+
+
 def test_a_worker_that_starts_from_a_seed_after_the_key_was_forgotten_publishes_all_of_it(
     first: Node, second: Node
 ) -> None:
@@ -567,6 +581,8 @@ def test_a_file_that_changes_while_it_is_uploaded_waits(
     report = node.commit()
     assert set(node.published()) == {graph, wrapper}
     assert [skipped.path for skipped in report.skipped] == [kernel]
+    # Each pack costs every restore some round trips: what was written before the change was seen is not one more.
+    assert len(node.store.storage.blobs.packs()) == len(node.newest().packs) == (2 if layout == "packed" else 0)
     monkeypatch.undo()
     assert node.commit().new_files == GROUP_FILES
 

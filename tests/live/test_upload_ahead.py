@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstore.blobs.packindex import pack_name
 from kstore.digest import digest_of
+from kstore.local.reading import Batch, read_in_batches
 from kstore.operations.sources import Sources
 from kstore.report import CommitStatus
 from tests.gc.stores import collect, collect_fully, kernels, pass_time, restored, stored
@@ -97,6 +99,31 @@ def test_what_gc_condemned_meanwhile_is_uploaded_again(node: Node, tmp_path: Pat
     assert report.new_blobs > 1
     pass_time(node)
     collect(node, keep=1)
+    assert restored(tmp_path, "reader") == kernels(node)
+
+
+def test_what_gc_condemned_meanwhile_and_a_compiler_changes_while_it_is_uploaded_again_waits(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout=layout)
+    wrapper = node.tree.wrapper()
+    node.commit()
+    kernel = node.tree.kernel()
+    node.store.upload_ahead(KEY)
+    pass_time(node)
+    assert collect(node).condemned.files > 0
+
+    def read_changed(*arguments: Any) -> Iterator[Batch[bytes]]:
+        node.tree.put(f"{kernel}/k.ptx", b"changed meanwhile")
+        return read_in_batches(*arguments)
+
+    monkeypatch.setattr("kstore.operations.sources.read_in_batches", read_changed)
+    monkeypatch.setattr("kstore.intake._ROOM", 0)  # as if all files were large
+    report = node.commit()
+    assert [skipped.path for skipped in report.skipped] == [kernel]
+    assert set(node.published()) == {wrapper}
+    monkeypatch.undo()
+    node.commit()
     assert restored(tmp_path, "reader") == kernels(node)
 
 
