@@ -434,6 +434,21 @@ def test_a_pack_that_is_gone_holds_nothing_up_once_all_is_put_back(tmp_path: Pat
     assert [ref.generation for ref in node.store.generations(node.store.scope("model/v1"))] == [3]
 
 
+def test_a_pack_that_is_gone_is_not_named_for_what_takes_the_place_of_what_it_held(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.wrapper()
+    node.tree.kernel()
+    node.commit()
+    (lost,) = node.newest().packs
+    node.tree.kernel("another")
+    node.commit()
+    (node.location / "packs" / lost).unlink()
+    node.tree.kernel(variant="another way")
+    assert node.commit().status is CommitStatus.COMMITTED
+    assert lost not in node.newest().packs
+    assert restored(tmp_path, "reader") == kernels(node)
+
+
 def test_a_pack_that_is_gone_is_named_until_all_is_put_back(tmp_path: Path) -> None:
     node, other = Node(tmp_path, layout="packed"), Node(tmp_path, "other", layout="packed")
     for name in ("one", "two"):

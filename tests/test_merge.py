@@ -211,6 +211,12 @@ def test_of_what_is_all_new_a_slot_takes_no_more_than_its_variants_and_a_group_a
     assert merged.declined.keys() == {*[*slot][MAX_VARIANTS:]}
 
 
+def test_which_variants_of_the_same_time_a_slot_takes_does_not_depend_on_the_order_in_which_they_were_found() -> None:
+    """A disk with coarse times may give all of them the same."""
+    slot = {f"fxgraph/k/{number}": variant(str(number)) for number in range(MAX_VARIANTS + 2)}
+    assert merge({}, {}, dict(reversed(slot.items())), {}).files == merge({}, {}, slot, {}).files
+
+
 def test_a_file_added_to_a_group_brings_the_whole_group() -> None:
     base = kernel("K", "them")
     ours = base | kernel("K", "us", "launcher")
