@@ -316,7 +316,8 @@ def test_what_can_be_read_again_is_published_once(tmp_path: Path) -> None:
     assert restored(tmp_path, "other") == kernels(node)
 
 
-def test_a_pack_that_is_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("process", ["the same", "another"])
+def test_a_pack_that_is_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: Path, process: str) -> None:
     node = Node(tmp_path, layout="packed")
     compile_all(node)
     node.commit()
@@ -324,8 +325,9 @@ def test_a_pack_that_is_gone_is_put_back_by_a_commit_with_nothing_new(tmp_path: 
     node.tree.wrapper()
     node.commit()
     assert node.commit().status is CommitStatus.UNCHANGED
+    assert node.store.storage.blobs.digests_in([first.name])  # The same process knows what was in it.
     first.unlink()
-    node = Node(tmp_path, layout="packed")
+    node = node if process == "the same" else Node(tmp_path, layout="packed")
     assert node.commit().status is CommitStatus.COMMITTED
     assert restored(tmp_path, "other") == kernels(node)
 
@@ -460,7 +462,7 @@ def test_a_pack_that_is_gone_is_named_until_all_is_put_back(tmp_path: Path) -> N
     other.tree.kernel("one")
     (node.location / "packs" / lost).unlink()
 
-    other.commit()
+    assert other.commit().status is CommitStatus.COMMITTED
     assert lost in node.newest().packs
     node.commit()
     assert lost not in node.newest().packs

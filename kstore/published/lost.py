@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 
 from kstore.blobs import Part
 from kstore.damaged import damaged_blobs
@@ -50,8 +51,11 @@ def lacks_pack(storage: Storage, ref: Ref) -> bool:
 
 
 def not_stored(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-    """The blobs that are neither loose nor in a pack of the generation."""
-    packed = storage.blobs.digests_in(ref.packs) if blobs else set()
+    """The blobs that are neither loose nor in a pack of the generation. What was in one that is gone may be known yet."""
+    packs = ref.packs if blobs else ()
+    with suppress(OSError):  # An error says nothing about that.
+        packs = tuple(filter(storage.blobs.has_pack, packs))
+    packed = storage.blobs.digests_in(packs)
     return set(storage.blobs.loose.lacking({digest: size for digest, size in blobs.items() if digest not in packed}))
 
 
