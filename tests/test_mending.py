@@ -6,14 +6,15 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kstore.backends import PosixBackend
+from kstore.backends import PosixBackend, Stat
 from kstore.backends.reading import OpenedFile
+from kstore.blobs import BlobStore
 from kstore.blobs.loose import blob_name
 from kstore.damaged import set_aside_blob
 from kstore.environment import Host
@@ -209,6 +210,21 @@ def test_it_is_put_back_in_a_key_that_grew_from_it(damaged: Node, tmp_path: Path
     assert kernels(third) == kernels(damaged)
 
 
+def test_it_is_put_back_in_a_key_that_grew_from_it_though_its_file_looks_untouched(tmp_path: Path) -> None:
+    """A disk may give other bytes than it was given, and an unchanged time."""
+    node, other, third = (Node(tmp_path, name) for name in ("node", "other", "third"))
+    names = f"{node.tree.kernel()}/__grp__k.json"  # It is read by every restore, and never linked.
+    node.commit()
+    then = blob(node, names).stat().st_mtime_ns
+    alter(node, names)
+    os.utime(blob(node, names), ns=(then, then))
+    assert other.restore(OTHER, seed=KEY).skipped
+    other.tree.kernel()
+    other.commit(OTHER)
+    assert third.restore(OTHER).skipped == ()
+    assert kernels(third) == kernels(node)
+
+
 def test_a_damaged_blob_is_not_relied_upon_by_a_worker_that_has_not_seen_the_damage(
     damaged: Node, tmp_path: Path
 ) -> None:
@@ -237,8 +253,37 @@ def test_news_are_committed_although_it_cannot_even_be_looked_at(
             return real(backend, name, *rest)
 
         monkeypatch.setattr(PosixBackend, method, fails)
+    stat_many = PosixBackend.stat_many
+
+    def fails_for_all(backend: PosixBackend, names: Sequence[str]) -> list[Stat | None]:
+        if name := next(filter(lost.__contains__, names), None):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return stat_many(backend, names)
+
+    monkeypatch.setattr(PosixBackend, "stat_many", fails_for_all)
     assert other.commit().status is CommitStatus.COMMITTED
     assert wrapper in other.published()
+
+
+def test_it_is_put_back_although_it_cannot_be_seen_which_packs_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout="packed")
+    kernel = compile_all(node)
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    other = worker(node)
+    compile_all(other)
+    (pack,) = node.newest().packs
+
+    def fails(*_: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), pack)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobStore, "has_pack", fails)
+        assert other.commit().status is CommitStatus.COMMITTED
+    assert pack in other.newest().packs  # It may be gone, and it may not.
+    assert restored(tmp_path, "third") == kernels(node)
 
 
 @pytest.mark.parametrize("layout", ["packed"])
