@@ -1010,3 +1010,20 @@ def test_what_is_damaged_in_the_image_is_put_above_by_who_compiles_it_again(flee
     assert worker.commit().status is CommitStatus.UNCHANGED
     assert other.restore().skipped == ()
     assert contents(other.tree.root).keys() == contents(builder.tree.root).keys()
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_is_damaged_in_the_image_is_put_above_for_a_key_that_was_seeded_from_it(
+    tmp_path: Path, layout: str
+) -> None:
+    """For the new key nothing is lost yet; a look at the names below finds all of it there."""
+    fleet = Fleet(tmp_path, layout, "packed")
+    fleet.bake("one")
+    builder = Worker(fleet.folder, "another builder", fleet.base, layout="packed")
+    rot_frame(builder, next(path for path in builder.published() if path.endswith("k.cubin")))
+    worker, other = fleet.worker("worker"), fleet.worker("other")
+    assert worker.restore(OTHER, seed=KEY).skipped
+    fill(worker, "one")
+    worker.commit(OTHER)
+    assert other.restore(OTHER).skipped == ()
+    assert has(other) == {"one"}
