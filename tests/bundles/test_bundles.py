@@ -358,6 +358,16 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_of_many_packs_the_first_that_is_named_has_the_manifest(source: Node, tmp_path: Path) -> None:
+    """Restores want it first, and look into one pack after the other."""
+    target = other_store(tmp_path / "target", "packed")
+    bring(target, bundle_of(source, tmp_path))
+    ref = target.newest()
+    assert len(ref.packs) > 2
+    assert ref.manifest in target.store.storage.blobs.digests_in(ref.packs[:1])
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_an_import_that_was_killed_uploads_only_the_rest(
     source: Node, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
