@@ -51,8 +51,8 @@ def lacks_pack(storage: Storage, ref: Ref) -> bool:
 
 
 def not_stored(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[bytes]:
-    """The blobs that are neither loose nor in a pack of the generation. What was in one that is gone may be known yet."""
-    packs = ref.packs if blobs else ()
+    """The blobs that are neither loose nor in a pack of the generation that is there."""
+    packs = ref.packs if blobs else ()  # of one that is gone, it may be known yet what was in it
     with suppress(OSError):  # An error says nothing about that.
         packs = tuple(filter(storage.blobs.has_pack, packs))
     packed = storage.blobs.digests_in(packs)
