@@ -1027,3 +1027,18 @@ def test_what_is_damaged_in_the_image_is_put_above_for_a_key_that_was_seeded_fro
     worker.commit(OTHER)
     assert other.restore(OTHER).skipped == ()
     assert has(other) == {"one"}
+
+
+def test_what_starts_from_a_seed_after_the_image_withdrew_its_key_is_published(fleet: Fleet) -> None:
+    """As above one store: the key was withdrawn before, and nothing of the seed with it."""
+    fleet.bake("one")
+    builder = Worker(fleet.folder, "another builder", fleet.base, layout=fleet.layout_below)
+    fill(builder, "wrong")
+    builder.commit(OTHER)
+    builder.store.quarantine(OTHER)
+    worker, other = fleet.worker("worker"), fleet.worker("other")
+    assert worker.restore(OTHER, seed=KEY).status is RestoreStatus.SEEDED
+    fill(worker, "two")
+    worker.commit(OTHER)
+    other.restore(OTHER)
+    assert has(other) == {"one", "two"}
