@@ -253,8 +253,9 @@ def test_what_came_from_a_seed_stays_withdrawn_and_what_was_compiled_since_does_
     assert list(second.published("model/v2")) == [compiled]
 
 
-def test_what_was_taken_out_of_one_key_is_news_to_another_that_its_root_is_restored_for(
-    first: Node, second: Node
+@pytest.mark.parametrize("restores", [True, False])
+def test_what_was_taken_out_of_one_key_is_news_to_another_that_its_root_is_used_for(
+    first: Node, second: Node, restores: bool
 ) -> None:
     wrapper = first.tree.wrapper("taken out")
     first.commit()
@@ -262,7 +263,8 @@ def test_what_was_taken_out_of_one_key_is_news_to_another_that_its_root_is_resto
     assert first.commit().status is CommitStatus.UNCHANGED
     second.tree.wrapper("another")
     second.commit(OTHER)
-    first.restore(OTHER)
+    if restores:
+        first.restore(OTHER)
     first.commit(OTHER)
     assert wrapper in second.published(OTHER)
 
@@ -526,6 +528,9 @@ def test_timings_of_all_workers_are_merged(first: Node, second: Node) -> None:
     assert json.loads(third.tree.read("inductor/cache/system")) == {"one": 0.5, "two": 0.25}
     for node in (first, second, first, second):
         assert node.commit().status is CommitStatus.UNCHANGED
+    third.tree.timings({"one": 0.5, "two": 0.25, "three": 0.125})
+    report = third.commit()
+    assert (report.new_files, report.declined) == (1, 0)  # It is published as it is.
 
 
 def test_a_lost_file_of_timings_does_not_stop_commits(tmp_path: Path) -> None:

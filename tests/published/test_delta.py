@@ -14,6 +14,7 @@ import pytest
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
+from kstore.condemned import Condemned, write_lists
 from kstore.damaged import damaged_blobs
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -236,6 +237,47 @@ def test_a_new_key_does_not_rely_on_one_beside_it_that_is_condemned(tmp_path: Pa
     assert second.newest(OTHER).delta is None
     collect_fully(first)
     assert Node(tmp_path, "third", layout=None).restore(OTHER).skipped == ()
+
+
+def test_a_seeded_key_does_not_follow_on_a_seed_that_gc_has_condemned(filled: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path, "other", layout=filled.store.settings.layout)
+    other.restore(OTHER, seed="model/v1")
+    filled.store.forget("model/v1")
+    for _ in range(2):
+        pass_time(filled)
+        collect(filled)
+    other.tree.kernel("more")
+    other.commit(OTHER)
+    assert other.newest(OTHER).delta is None
+    collect_fully(filled)
+    assert_all_is_restored(OTHER, other, tmp_path)
+
+
+def test_a_seeded_key_does_not_follow_on_a_manifest_that_is_on_a_list(tmp_path: Path) -> None:
+    """As one that was condemned when a commit relied on it already: it stays listed for as long as it is needed."""
+    node, other = Node(tmp_path), Node(tmp_path, "other")
+    fill(node)
+    node.commit()
+    other.restore(OTHER, seed="model/v1")
+    write_lists(node.store.storage.backend, [Condemned(False, node.newest().manifest, 0, 0, 0)])
+    other.tree.kernel("more")
+    other.commit(OTHER)
+    assert other.newest(OTHER).delta is None
+
+
+def test_a_new_key_does_not_follow_on_a_loose_manifest_of_one_beside_it(tmp_path: Path) -> None:
+    """Nobody has asked whether that is condemned."""
+    first, linked, second = Node(tmp_path, layout="packed"), Node(tmp_path), Node(tmp_path, "second", layout="packed")
+    fill(first)
+    first.commit()
+    for number in range(MANY):
+        linked.tree.wrapper(f"another {number}")
+    linked.commit()
+    ref = linked.newest()
+    assert (bool(ref.packs), ref.delta, blob_name(ref.manifest) in stored(linked)) == (True, None, True)
+    fill(second)
+    second.commit(OTHER)
+    assert second.newest(OTHER).delta is None
 
 
 # ---- What becomes of what it follows on
