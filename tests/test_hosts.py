@@ -42,6 +42,16 @@ def _hosts(node: Node) -> dict[str, Files]:
     return Manifest.load(node.store.snapshot(node.newest()).data).hosts
 
 
+def test_objects_that_were_taken_out_of_a_key_do_not_come_back(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    node.store.quarantine(KEY)
+    wrapper = node.tree.wrapper()
+    node.commit()
+    assert (list(node.published()), _hosts(node).get("a" * 16, {})) == ([wrapper], {})
+
+
 def test_a_root_that_outlives_its_host_does_not_pass_its_objects_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
