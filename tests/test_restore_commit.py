@@ -568,17 +568,19 @@ def test_workers_that_race_lose_nothing(tmp_path: Path) -> None:
     assert report.generation == 40
 
 
+@pytest.mark.parametrize("changed", ["longer", "as long"])
 def test_a_file_that_changes_while_it_is_uploaded_waits(
-    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, layout: str, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path, layout=layout)
     graph = node.tree.graph()
     node.commit()  # a key's first commit reads each file once
     kernel = node.tree.kernel()
     wrapper = node.tree.wrapper()
+    data = node.tree.read(f"{kernel}/k.ptx")
 
     def read_changed(*arguments: Any) -> Iterator[Batch[bytes]]:
-        node.tree.put(f"{kernel}/k.ptx", b"changed meanwhile")
+        node.tree.put(f"{kernel}/k.ptx", data + b"!" if changed == "longer" else data.swapcase())
         return read_in_batches(*arguments)
 
     monkeypatch.setattr("kstore.operations.sources.read_in_batches", read_changed)
