@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,19 @@ def test_a_renewal_is_a_new_claim_and_shows_how_long_it_was_held(storage: Storag
     assert second.held > first.held
 
 
+def test_how_long_it_was_held_counts_from_when_it_was_taken(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not from when its holder began to wait for it."""
+    clock = SimpleNamespace(monotonic=lambda: 1000.0)
+    monkeypatch.setattr("kstore.lease.time", clock)
+    held = lease(storage)
+    clock.monotonic = lambda: 1300.0
+    held.take(None)
+    clock.monotonic = lambda: 1320.0
+    held.renew()
+    newest = held.newest()
+    assert newest and newest.held == 20.0
+
+
 def test_another_process_can_hold_what_was_taken_for_it(storage: Storage) -> None:
     first = lease(storage)
     first.take(None)
@@ -71,6 +86,26 @@ def test_what_is_released_can_be_taken(storage: Storage) -> None:
     assert not first.renew()
     assert second.acquire()
     assert not first.renew()
+
+
+def test_it_is_released_though_another_process_of_its_holder_renews_it_meanwhile(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = lease(storage)
+    first.take(None)
+    other = Lease(storage, "some/thing", TTL, first.nonce)
+    real, renewals = PosixBackend.put_if_absent, [other.renew]
+
+    def put_if_absent(*what: Any) -> bool:
+        if renewals:
+            renewals.pop()()
+        return real(*what)
+
+    monkeypatch.setattr(PosixBackend, "put_if_absent", put_if_absent)
+    first.release()
+    newest = first.newest()
+    assert newest
+    assert (newest.number, newest.is_released) == (3, True)
 
 
 def test_a_holder_that_lost_it_neither_renews_nor_releases(storage: Storage) -> None:
@@ -91,6 +126,7 @@ def test_a_holder_whose_volume_is_away_for_a_moment_goes_on(storage: Storage) ->
     with unmounted(Path(storage.location)):
         assert held.renew()
         assert held.newest(seen) is None
+        held.release()  # That cannot be said now, and is no error.
     assert held.renew()
     newest = held.newest()
     assert newest and (newest.number, newest.nonce) == (2, held.nonce)

@@ -82,6 +82,7 @@ def test_what_may_have_been_written_in_place_during_a_round_is_looked_for_once_m
 
 def test_though_nothing_changes_there_is_a_round_now_and_then() -> None:
     made = schedule()
+    assert not made.is_overdue(IDLE - 1.0, is_uneasy=False)
     made.begun(now=100.0)
     assert not made.is_overdue(99.0 + IDLE, is_uneasy=False)
     assert made.is_overdue(100.0 + IDLE, is_uneasy=False)
