@@ -36,7 +36,7 @@ from kstore.threads import Pool, submit
 log = logging.getLogger(__name__)
 
 _PROBE = "probe"
-"""No component has that name."""
+"""No component has that name. It goes with the staging folder."""
 _WORTHWHILE = 500
 """Artifacts: with fewer, the threads take longer to start than they save."""
 _MOST_TRIED = 8
@@ -113,7 +113,6 @@ class Begun:
         for entry in islice(linkable, _MOST_TRIED):
             (way,) = self.linker.link_many([Link(blob_path(folder, entry.digest), target, entry)])
             if way is not LinkMode.COPY:
-                os.unlink(target)
                 return way
         return LinkMode.COPY
 
