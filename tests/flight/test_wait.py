@@ -640,6 +640,14 @@ def test_a_worker_that_cannot_renew_its_lease_gives_it_back_and_goes_on(
     assert "cannot be renewed (can't start new thread): kstore waits only for whoever holds it now" in caplog.text
 
 
+def test_what_shares_the_root_of_the_leader_writes_nothing_to_find_that_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = leader(tmp_path)
+    monkeypatch.setattr(Lease, "age", lambda *_: pytest.fail("the store's clock is asked"))
+    assert first.restore(wait=LONG).leads
+
+
 def test_what_shares_the_root_of_the_leader_leads_even_if_it_cannot_renew_the_lease(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

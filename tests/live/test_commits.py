@@ -20,6 +20,7 @@ from kstore.digest import digest_of
 from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.live import commits, lookout, schedule
 from kstore.live.commits import LiveCommits
+from kstore.live.lookout import Seen
 from kstore.local.watch import Blind
 from kstore.report import CommitReport, CommitStatus
 from kstore.upload.uploader import Uploader
@@ -131,6 +132,27 @@ def test_others_wait_for_it_until_nothing_changes_any_more(
     assert not node.newest().lease
 
 
+def test_who_need_not_wait_any_longer_is_told_once(node: Node, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread goes back to sleep: a server may run for weeks after that."""
+    monkeypatch.setattr(commits, "_DONE_AFTER", 0.0)
+    released = []
+    monkeypatch.setattr(node.store, "release", released.append)
+    live = start()
+    node.tree.wrapper("one")
+    until(lambda: released)
+    for _ in range(3):
+        live.publish(PATIENCE)
+    assert released == [KEY]
+
+
+@pytest.mark.parametrize(("published", "changed"), [(70.0, 100.0), (100.0, 70.0)])
+def test_others_wait_for_half_a_minute_after_what_came_last(node: Node, published: float, changed: float) -> None:
+    """Though it may be a change that cannot be published yet."""
+    live = LiveCommits(node.store, KEY, settle=SOON, every=NEVER)
+    live._there_at, live._lookout.seen = published, Seen(1, changed)
+    assert live._done_at == 130.0
+
+
 def test_others_do_not_wait_for_one_that_started_again_and_has_nothing_to_publish(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +199,7 @@ def test_others_wait_for_one_that_has_found_nothing_yet(
     assert node.restore(wait=PATIENCE).leads
     live = start()
     until(lambda: watching(live) and live._last and live._schedule._was_watched)
+    live.publish(PATIENCE)  # It has looked whether to release by then.
     assert live._last and live._last.generation == 2
     assert is_held(node)
 
@@ -188,6 +211,7 @@ def test_others_wait_until_they_are_released_if_that_is_expected(node: Node, mon
     live.start()
     node.tree.wrapper("one")
     until(lambda: live.checkpoints and watching(live) and live._schedule._was_watched)
+    live.publish(PATIENCE)
     assert is_held(node)
     assert live.publish(PATIENCE, releases=True).ok
     assert not is_held(node)

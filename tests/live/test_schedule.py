@@ -65,6 +65,11 @@ def test_an_upload_does_not_put_off_the_checkpoint() -> None:
     assert made.plan(2 * BATCH, last=160.0, now=160.0) == Plan(Step.CHECKPOINT, 160.0)
 
 
+def test_where_a_checkpoint_is_due_nothing_is_uploaded_ahead_of_it() -> None:
+    made = schedule()
+    assert made.plan(BATCH, last=100.0, now=105.0) == Plan(Step.CHECKPOINT, 105.0)
+
+
 def test_what_a_round_cost_is_little_of_the_time_until_the_next() -> None:
     made = schedule()
     made.done(Step.CHECKPOINT, 1, now=100.0, cost=0.5, is_watched=True)
@@ -117,10 +122,20 @@ def test_after_success_trouble_begins_anew() -> None:
     assert made.plan(2, last=990.0, now=1000.0) == Plan(Step.CHECKPOINT, 1001.0)
 
 
+def test_after_success_that_was_asked_for_nothing_waits_for_what_had_failed_before() -> None:
+    made = schedule()
+    for _ in range(9):
+        made.failed(now=1000.0)
+    made.done(Step.CHECKPOINT, 1, now=1001.0, cost=0.0, is_watched=True)
+    assert made.plan(2, last=1002.0, now=1002.0) == Plan(Step.CHECKPOINT, 1007.0)
+
+
 def test_what_else_used_up_time_counts_too() -> None:
     made = schedule()
     made.spent(now=100.0, cost=0.5)
     assert made.plan(1, last=101.0, now=101.0) == Plan(Step.CHECKPOINT, 150.0)
+    made.spent(now=102.0, cost=0.01)  # That is over sooner, and what came before is not.
+    assert made.plan(1, last=101.0, now=103.0) == Plan(Step.CHECKPOINT, 150.0)
 
 
 def test_a_store_that_is_away_for_days_is_tried_again_and_again() -> None:
