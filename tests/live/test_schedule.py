@@ -113,6 +113,12 @@ def test_what_failed_is_tried_again_later_each_time_and_at_least_as_often_as_che
     assert at == [5, 5, 5, 8, 16, 32, 60, 60, 60]
 
 
+def test_what_failed_is_not_tried_again_at_once_however_often_checkpoints_are() -> None:
+    made = Schedule(0.0, 0.0, now=0.0)
+    made.failed(now=1000.0)
+    assert made.plan(1, last=990.0, now=1000.0) == Plan(Step.CHECKPOINT, 1001.0)
+
+
 def test_after_success_trouble_begins_anew() -> None:
     made = schedule()
     for _ in range(9):
