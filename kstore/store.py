@@ -156,12 +156,21 @@ class Store:
 
     def commit(self, key: str) -> CommitReport:
         """Publish what the cache root of `key` has and the store lacks."""
+        try:
+            return self.attempt(key)
+        except BaseException:
+            self.release(key)
+            raise
+
+    def attempt(self, key: str) -> CommitReport:
+        """As `commit`, for a caller that tries again: if it fails, others wait on for this worker, until `release`."""
         worker = self._committer(key)
         try:
-            return self._commit(key, worker)
+            report = self._commit(key, worker)
         finally:
-            self._release(worker)
             warn_of_moved(worker)
+        self._release(worker)
+        return report
 
     def checkpoint(self, key: str) -> CommitReport:
         """As `commit`, by a worker that goes on compiling for others that wait."""

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from kstore.redirect import EXEC_KEY
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
+    from kstore.deadline import Result
     from kstore.hits import UsageReport
     from kstore.live.commits import LiveCommits
     from kstore.live.ready import ReadyCommit
@@ -333,6 +335,8 @@ class _Commits:
         except (Exception, KeyboardInterrupt) as error:
             _warn(self._output, "nothing is committed", error)
             is_late = isinstance(error, WaitTimeout)
+            if not is_late:
+                self._release()
             status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
             return CommitReport(status, self._key, error=_text_of(error))
         tell_trouble(self._output, report)
@@ -340,14 +344,16 @@ class _Commits:
         return report
 
     def _keep_trying(self) -> CommitReport:
-        """Commit, if need be after some seconds of trouble: nobody else has what the command compiled."""
+        """Commit, if need be after some seconds of trouble: nobody else has what the command compiled. Others that wait
+        for it wait on meanwhile.
+        """
         from kstore.errors import StoreUnavailable
         from kstore.storage import may_pass
 
         until = time.monotonic() + min(self._store.settings.timeout or math.inf, _PATIENCE)
         for pause in _PAUSES:
             try:
-                return self._commit()
+                return self._commit(is_tried_again=True)
             except StoreUnavailable as error:
                 if not may_pass(error) or self._has_been_told() or time.monotonic() + pause > until:
                     raise
@@ -356,15 +362,25 @@ class _Commits:
             self._has_been_told(pause)
         return self._commit()
 
-    def _commit(self) -> CommitReport:
+    def _commit(self, *, is_tried_again: bool = False) -> CommitReport:
+        store, live = self._store, self._live
+        commit = partial(store.attempt if is_tried_again else store.commit, self._key)
+        if live:
+            commit = partial(live.publish, 0, is_last=True, is_tried_again=is_tried_again)
+        return self._within(f"committing to {store.location}", commit)
+
+    def _release(self) -> None:
+        """Nobody commits any more what others may wait for. If that cannot be said, the lease lapses."""
+        with suppress(Exception, KeyboardInterrupt):
+            self._within(f"releasing {self._key}", partial(self._store.release, self._key))
+
+    def _within(self, what: str, work: Callable[[], Result]) -> Result:
         from kstore.deadline import Haste, Waiting, within
 
-        store = self._store
-        commit = partial(self._live.publish, 0, is_last=True) if self._live else partial(store.commit, self._key)
         # What the thread of live commits does is not given up: someone else may have requested it too.
-        waiting = Waiting() if self._live else store.waiting
+        waiting = Waiting() if self._live else self._store.waiting
         haste = Haste(self._has_been_told, self._grace_period)
-        return within(store.settings.timeout, waiting, f"committing to {store.location}", commit, haste)
+        return within(self._store.settings.timeout, waiting, what, work, haste)
 
     def _has_been_told(self, seconds: float = 0.0) -> bool:
         """Whether a signal that ends jobs is pending, or comes in that time: no command is left that would get it."""

@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -44,6 +45,8 @@ class _Request(NamedTuple):
     releases: bool = False
     """Whether the worker no longer compiles for others that wait."""
     publishes: bool = True
+    is_tried_again: bool = False
+    """Whether the worker is not released if this fails."""
 
 
 _OWN_ACCORD = _Request()
@@ -129,10 +132,13 @@ class LiveCommits:
         """`publish` with `releases`, as soon as possible. For signal handlers: it waits for nothing."""
         self._requests.put(_Request(releases=True))
 
-    def publish(self, seconds: float, *, is_last: bool = False, releases: bool = False) -> CommitReport:
+    def publish(
+        self, seconds: float, *, is_last: bool = False, releases: bool = False, is_tried_again: bool = False
+    ) -> CommitReport:
         """Publish what there is, and with `is_last` end. Waits up to `seconds`; 0 means no limit.
 
-        With `releases`, others that wait for what this worker compiles need no longer wait, whatever was published.
+        With `releases` or `is_last`, others that wait for what this worker compiles need no longer wait, whatever was
+        published; with `is_tried_again`, only if this succeeds.
         The last report sums up what has been published since `start`.
 
         Raises:
@@ -143,11 +149,11 @@ class LiveCommits:
             does = f"has ended; fork first, or run `kstore commit {self._key}`" if has_ended(self.process) else "does"
             raise KstoreError(f"a child commits nothing: the process that it was forked from {does}")
         if self._thread.ident is None:
-            return self._commit(_Request(None, is_last, releases))
+            return self._commit(_Request(None, is_last, releases, is_tried_again=is_tried_again))
         answer = Answer[CommitReport]()
         if is_last:
             self._lend_priority()
-        self._requests.put(_Request(answer, is_last, releases))
+        self._requests.put(_Request(answer, is_last, releases, is_tried_again=is_tried_again))
         what = f"committing to {self.store.location}"
         if self._is_closed or not self._thread.is_alive():
             within(seconds, Waiting(), what, self._answer_what_is_left)
@@ -294,8 +300,7 @@ class LiveCommits:
                 self._worked()
 
     def _commit(self, request: _Request) -> CommitReport:
-        releases = request.is_last or request.releases
-        report = self.store.commit(self._key) if releases else self.store.checkpoint(self._key)
+        report = self._way(request)(self._key)
         self._is_over = request.is_last
         is_news = report.status is CommitStatus.COMMITTED
         if is_news:
@@ -304,6 +309,12 @@ class LiveCommits:
         if is_news or (report.files and not self._last):
             self._there_at = time.monotonic()
         return summed(self.checkpoints, report) if request.is_last else report
+
+    def _way(self, request: _Request) -> Callable[[str], CommitReport]:
+        """How it is committed: the ways differ in when others need no longer wait for this worker."""
+        if not (request.is_last or request.releases):
+            return self.store.checkpoint
+        return self.store.attempt if request.is_tried_again else self.store.commit
 
     def _worked(self) -> None:
         self._expect_store()

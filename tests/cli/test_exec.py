@@ -549,7 +549,10 @@ def unable_to_publish(cli: Cli, code: int, times: int) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
 
 
-@pytest.mark.parametrize("options", [("--settle", "1h", "--every", "1h"), ("--no-live",)], ids=["live", "not live"])
+LIVE_OR_NOT = [("--settle", "1h", "--every", "1h"), ("--no-live",)]
+
+
+@pytest.mark.parametrize("options", LIVE_OR_NOT, ids=["live", "not live"])
 def test_trouble_of_some_seconds_does_not_cost_the_last_commit(cli: Cli, options: tuple[str, ...]) -> None:
     cli("init")
     process = cli.start(
@@ -581,15 +584,47 @@ def test_other_trouble_is_not_waited_for(cli: Cli, code: int, timeout: str) -> N
     assert "keeps trying" not in err
 
 
+def until_it_keeps_trying(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while "keeps trying" not in process.stderr.readline():
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("options", LIVE_OR_NOT, ids=["live", "not live"])
+def test_others_wait_while_the_last_commit_is_tried_again_and_no_longer(cli: Cli, options: tuple[str, ...]) -> None:
+    """Else one of them would begin to compile what is about to be published."""
+    cli.process("restore", "my/v1", "--wait", "1", "--lease-ttl", "10m")  # Not taken by exec, nor released at its exit.
+    process = cli.start(
+        "exec", "my/v1", *options, "--", "sh", "-ec", compiling("one"),
+        **unable_to_publish(cli, errno.ENOTCONN, times=100),
+    )  # fmt: skip
+    until_it_keeps_trying(process)
+    assert is_held(cli)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert not is_held(cli)
+
+
+@pytest.mark.parametrize("options", LIVE_OR_NOT, ids=["live", "not live"])
+def test_others_no_longer_wait_once_it_has_succeeded(cli: Cli, options: tuple[str, ...]) -> None:
+    cli.process("restore", "my/v1", "--wait", "1", "--lease-ttl", "10m")
+    assert is_held(cli)
+    process = cli.start(
+        "exec", "my/v1", *options, "--", "sh", "-ec", compiling("one"),
+        **unable_to_publish(cli, errno.ENOTCONN, times=1),
+    )  # fmt: skip
+    process.communicate(timeout=60)
+    assert newest_files(cli) == 1
+    assert not is_held(cli)
+
+
 def test_a_signal_ends_the_wait_for_a_store_in_trouble_with_one_last_attempt(cli: Cli) -> None:
     cli("init")
     process = cli.start(
         "exec", "my/v1", "--no-live", "--", "sh", "-ec", compiling("one"),
         **unable_to_publish(cli, errno.ENOTCONN, times=100),
     )  # fmt: skip
-    assert process.stderr is not None
-    while "keeps trying" not in process.stderr.readline():
-        assert process.poll() is None
+    until_it_keeps_trying(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
 
