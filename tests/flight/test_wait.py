@@ -19,6 +19,7 @@ import pytest
 
 import kstore
 from kstore import flight
+from kstore.backends import StagingLost
 from kstore.blobs.loose import blob_name
 from kstore.deadline import Abandoned
 from kstore.environment import Environment
@@ -594,6 +595,35 @@ def test_a_worker_takes_the_lease_once_a_store_that_was_read_only_can_be_written
     monkeypatch.setattr(Lease, "take", take_later)
     assert node.restore(wait=LONG).leads
     assert caplog.text.count("it waits for another one to compile") == 1
+
+
+def test_where_a_lease_cannot_be_written_for_want_of_space_nobody_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can lead there: all would wait until their time is over."""
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Lease, "take", refuse)
+    report = Node(tmp_path).restore(wait=LONG)
+    assert (report.status, report.leads, report.waited) == (RestoreStatus.MISS, False, 0.0)
+    assert "cannot be written to the store" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+def test_a_worker_whose_claim_is_lost_before_it_has_its_name_takes_the_lease_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, losses = Lease.take, [StagingLost("gone")]
+
+    def take_later(*arguments: Any) -> bool:
+        if losses:
+            raise losses.pop()
+        return take(*arguments)
+
+    monkeypatch.setattr(Lease, "take", take_later)
+    assert Node(tmp_path).restore(wait=LONG).leads
 
 
 def test_whoever_is_given_up_waits_no_longer_and_takes_no_lease(tmp_path: Path) -> None:

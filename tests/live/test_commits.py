@@ -105,6 +105,26 @@ def test_a_request_while_the_thread_ends_is_answered(node: Node, start: Start, m
     assert [answer.ok for answer in answers] == [True]
 
 
+def test_a_request_after_the_thread_has_answered_all_others_is_answered(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has not ended yet."""
+    live = start(settle=NEVER)
+    answer, has_answered, is_to_end = live._answer_what_is_left, threading.Event(), threading.Event()
+
+    def answer_and_linger() -> None:
+        answer()
+        if threading.current_thread() is live._thread:
+            has_answered.set()
+            is_to_end.wait(PATIENCE)
+
+    monkeypatch.setattr(live, "_answer_what_is_left", answer_and_linger)
+    report = live.publish(PATIENCE, is_last=True)
+    assert has_answered.wait(PATIENCE)
+    assert live.publish(PATIENCE) == report
+    is_to_end.set()
+
+
 def test_what_appears_is_published(node: Node, start: Start, tmp_path: Path) -> None:
     live = start()
     until(lambda: watching(live))
@@ -525,6 +545,15 @@ def test_what_is_written_in_its_place_while_a_checkpoint_is_made_is_in_the_next(
     until(lambda: is_published(node, WHOLE))
 
 
+def test_a_store_that_cannot_be_opened_at_first_is_committed_to_later(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.store.storage, "open", _failing_once(node.store.storage.open))
+    node.tree.wrapper("one")
+    start()
+    until(lambda: files(node) == 1)
+
+
 def test_a_root_that_cannot_be_used_at_first_is_committed_from_later(
     node: Node, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -661,6 +690,20 @@ def test_if_the_thread_has_died_who_asks_commits(
 
     assert (report.status, report.new_files) == (CommitStatus.COMMITTED, 2 if is_last else 1)
     assert files(node) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_if_the_thread_dies_before_it_begins_who_asks_commits(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(commits, "block_signals", die)
+    live = start()
+    live._thread.join(PATIENCE)
+    node.tree.wrapper("one")
+    assert live.publish(PATIENCE, is_last=True).status is CommitStatus.COMMITTED
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -227,6 +227,19 @@ def test_a_rank_that_waits_for_long_says_once_for_whom(
     assert line.startswith(f"rank {waits} of 2 is waiting for rank {missing}, for ")
 
 
+@pytest.mark.parametrize(("silence", "patience"), [(60.0, 0.0), (0.0, 60.0)])
+def test_a_rank_that_waits_for_a_moment_or_for_another_job_says_nothing(
+    board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silence: float, patience: float
+) -> None:
+    monkeypatch.setattr(agreement, "_SILENCE", silence)
+    rank = Agreement(board, 1, 2, "call", seconds=60, patience=patience, uniform=True)
+    timer = threading.Timer(0.1, lambda: rank_of(board, 0).offer(CHOICE))
+    timer.start()
+    assert rank.read_offer().choice == CHOICE
+    timer.join()
+    assert caplog.messages == []
+
+
 def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
     first, second = run(board, {0: "no space"}, call="first"), run(board, call="second")
     assert [verdict.go for _, verdict in first + second] == [False] * 3 + [True] * 3
