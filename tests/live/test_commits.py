@@ -355,6 +355,24 @@ def test_what_is_discarded_is_not_published(node: Node, start: Start) -> None:
     assert files(node) == 0
 
 
+def test_after_a_discarded_end_nobody_waits_for_this_worker(node: Node, start: Start) -> None:
+    """The process of a block that has failed may go on for long."""
+    assert node.restore(wait=PATIENCE).leads
+    live = start(settle=NEVER)
+    live.discard()
+    live._thread.join(PATIENCE)
+    assert not is_held(node)
+
+
+def test_what_somebody_waits_for_comes_before_what_is_due(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, rounds = LiveCommits(node.store, KEY, settle=SOON, every=NEVER), list[schedule.Step]()
+    monkeypatch.setattr(live, "_plan", lambda: None if rounds else schedule.Plan(schedule.Step.AHEAD, 0.0))
+    monkeypatch.setattr(live, "_round", lambda step, *_: rounds.append(step))
+    live._requests.put(commits._Request(is_last=True))
+    live._serve()
+    assert rounds == [schedule.Step.CHECKPOINT]
+
+
 def test_after_the_end_a_request_is_told_what_the_last_commit_did(node: Node, start: Start) -> None:
     """As a signal handler may do."""
     live = start()
@@ -453,6 +471,20 @@ def test_a_store_that_is_away_at_the_end_is_an_error_for_who_asks(node: Node, st
     node.location.rename(node.location.with_name("away"))
     with pytest.raises(StoreUnavailable, match="is gone"):
         live.publish(PATIENCE, is_last=True)
+
+
+def test_a_store_that_was_there_only_at_the_beginning_is_not_made_anew(
+    node: Node, start: Start, tmp_path: Path
+) -> None:
+    """What was committed to another one would be hidden once its filesystem is back."""
+    Node(tmp_path, "other").store.create()
+    node.tree.wrapper("one")
+    live = start(settle=NEVER)
+    until(lambda: live._lookout.seen.changes)
+    node.location.rename(node.location.with_name("away"))
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        live.publish(PATIENCE, is_last=True)
+    assert not node.location.exists()
 
 
 def test_a_store_that_was_never_there_is_made(node: Node, start: Start) -> None:

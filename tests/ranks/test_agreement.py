@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,6 +150,36 @@ def test_whoever_leaves_before_the_verdict_decides_that_nobody_restores(board: B
     with pytest.raises(WaitTimeout, match="for the decision of rank 0"):
         take_part(other)
     assert rank_0.vote() == Verdict(False, "rank 1 had to leave")
+
+
+def test_rank_0_waits_for_nobody_once_another_rank_has_left(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank_0, other = rank_of(board, 0), rank_of(board, 1, seconds=SHORT)
+    rank_0.offer(CHOICE)
+    with pytest.raises(WaitTimeout):
+        take_part(other)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("it waits for rank 2"))
+    monkeypatch.setattr(agreement, "time", clock)
+    assert rank_0.vote() == Verdict(False, "rank 1 had to leave")
+
+
+def test_a_verdict_stands_though_there_is_a_newer_offer_by_then(board: Board) -> None:
+    rank_0, other = rank_of(board, 0, size=2), rank_of(board, 1, size=2)
+    nonce = rank_0.offer(CHOICE).nonce
+    other.read_offer()
+    verdict = {"go": False, "why": "rank 0: no space", "votes": {}}
+    board.put_if_absent(f"call.{nonce}.verdict", json.dumps(verdict).encode())
+    rank_of(board, 0, size=2).offer(CHOICE)
+    assert other.vote() == Verdict(False, "rank 0: no space")
+
+
+def test_a_rank_whose_offer_is_swept_while_it_waits_leaves_when_its_time_is_over() -> None:
+    board = DictBoard()
+    rank_of(board, 0).offer(CHOICE)
+    other = rank_of(board, 1, seconds=SHORT)
+    other.read_offer()
+    board.notes.clear()
+    with pytest.raises(WaitTimeout, match="for the decision of rank 0"):
+        other.vote()
 
 
 def test_whoever_is_about_to_leave_and_finds_a_verdict_goes_by_it(board: Board) -> None:
