@@ -612,6 +612,36 @@ def test_where_a_lease_cannot_be_written_for_want_of_space_nobody_is_waited_for(
     assert "No space left on device" in caplog.text
 
 
+def test_who_holds_the_lease_is_waited_for_though_the_clock_of_the_store_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = leader(tmp_path)
+    monkeypatch.setattr(Lease, "age", refuse)
+    waiter = Waiter(Node(tmp_path, "waiter")).until_it_waits()
+    assert "kstore waits only for whoever holds it now" in caplog.text
+    first.tree.kernel("one")
+    first.commit()
+    assert waiter.result().status is RestoreStatus.RESTORED
+
+
+def test_a_store_that_refuses_a_lease_is_not_asked_again_before_one_would_lapse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[object] = []
+
+    def refuse(*what: object) -> bool:
+        asked.append(what)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Lease, "take", refuse)
+    assert not Node(tmp_path, lease_ttl=LONG).restore(wait=3 * SHORT).leads
+    assert len(asked) == 1
+    assert caplog.text.count("it waits for another one to compile") == 1
+
+
 def test_a_worker_whose_claim_is_lost_before_it_has_its_name_takes_the_lease_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +698,18 @@ def test_a_worker_that_cannot_renew_its_lease_gives_it_back_and_goes_on(
     assert claim(node) is not None
     assert not is_held(node)
     assert "cannot be renewed (can't start new thread): kstore waits only for whoever holds it now" in caplog.text
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_a_worker_that_can_neither_renew_its_lease_nor_give_it_back_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Lease) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Lease, "release", refuse)
+    report = Node(tmp_path).restore(wait=LONG)
+    assert (report.status, report.leads) == (RestoreStatus.MISS, False)
 
 
 def test_what_shares_the_root_of_the_leader_writes_nothing_to_find_that_out(

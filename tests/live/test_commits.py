@@ -670,6 +670,25 @@ def test_trouble_with_looking_is_reported_once_and_does_not_end_it(
     assert "again" in told(caplog)[1]
 
 
+def test_a_watch_that_could_not_be_turned_on_is_not_relied_on(
+    node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[object] = []
+    turn_on = lookout.FolderWatch.start
+
+    def refuse_once(watch: lookout.FolderWatch) -> None:
+        refused.append(watch)
+        if len(refused) == 1:
+            raise MemoryError("too little is left")
+        turn_on(watch)
+
+    monkeypatch.setattr(lookout.FolderWatch, "start", refuse_once)
+    live = start(every=SOON)
+    until(lambda: refused and watching(live) and live._schedule._was_watched)
+    node.tree.wrapper("one")
+    until(lambda: files(node) == 1)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("is_away_at_first", [False, True])
 def test_a_log_of_the_job_s_that_fails_does_not_end_it(

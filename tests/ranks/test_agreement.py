@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,6 +271,28 @@ def test_a_rank_that_waits_for_a_moment_or_for_another_job_says_nothing(
     assert rank.read_offer().choice == CHOICE
     timer.join()
     assert caplog.messages == []
+
+
+def test_a_rank_looks_at_the_board_less_and_less_often_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with pytest.raises(WaitTimeout):
+        rank_of(DictBoard(), 1, seconds=2).read_offer()
+    assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.17])
+
+
+def test_a_rank_whose_time_is_over_as_it_is_about_to_pause_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, pauses = chain([0.0] * 4, repeat(5.0)), list[float]()
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=pauses.append))
+    with pytest.raises(WaitTimeout):
+        rank_of(DictBoard(), 1, seconds=2).read_offer()
+    assert pauses == [0.0]
 
 
 def test_agreements_of_different_names_do_not_meet(board: Board) -> None:
