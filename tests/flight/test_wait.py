@@ -712,6 +712,16 @@ def test_a_worker_that_can_neither_renew_its_lease_nor_give_it_back_goes_on(
     assert (report.status, report.leads) == (RestoreStatus.MISS, False)
 
 
+def test_what_shares_the_root_of_the_leader_renews_the_lease_beside_it(tmp_path: Path) -> None:
+    """Which may end first."""
+    first = leader(tmp_path, lease_ttl=0.06)
+    flight.leave_all()  # as in another process
+    assert first.restore(wait=LONG).leads
+    before = claim(first)
+    assert before
+    until(lambda: (newest := claim(first)) is not None and newest.number > before.number + 2)
+
+
 def test_what_shares_the_root_of_the_leader_writes_nothing_to_find_that_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
