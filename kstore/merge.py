@@ -32,6 +32,8 @@ MAX_VARIANTS = 8
 
 Declined = Mapping[str, bytes]
 """Path → digest of what ours offered and did not get in, or `NOT_TAKEN`."""
+_FEW = 16
+"""Units that a path is compared with one by one."""
 NOT_TAKEN = b""
 """Ours never had what base has there: whatever ours has there is no change of it."""
 
@@ -257,8 +259,10 @@ def _by_unit(files: Files, units: Iterable[str]) -> Mapping[str, list[str]]:
     """
     wanted = set(units)
     depths = sorted({unit.count("/") + 1 for unit in wanted})
+    starts = tuple(f"{unit}/" for unit in wanted)
     found: dict[str, list[str]] = defaultdict(list)
-    for path in files:
+    # Where little is new, most files can be told at once to be in none of them.
+    for path in files if len(starts) > _FEW else (path for path in files if path.startswith(starts)):
         for depth in depths:
             *parts, inside = path.split("/", depth)
             if len(parts) == depth and (unit := path[: -len(inside) - 1]) in wanted:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
+from random import SystemRandom
 
 from kstore.deadline import Waiting
 from kstore.errors import UsageError
 
 _FIRST, _LONGEST, _GROWTH = 0.1, 2.0, 1.3  # seconds, seconds, factor
+_random = SystemRandom()
+"""Not `random`: its sequence belongs to the job."""
 
 
 def check_wait(seconds: float) -> float:
@@ -37,6 +39,6 @@ def polls(seconds: float, waiting: Waiting) -> Iterator[None]:
         left = end - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, pause * random.uniform(0.5, 1)))
+        time.sleep(min(left, pause * _random.uniform(0.5, 1)))
         waiting.check()
         pause = min(_LONGEST, pause * _GROWTH)

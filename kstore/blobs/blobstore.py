@@ -179,6 +179,10 @@ class BlobStore:
         index = self._index_of(pack_id)
         return index is None or not digests.isdisjoint(index.digests)
 
+    def is_known_to_lack(self, pack_id: str, digests: Set[bytes]) -> bool:
+        """Whether the index of a pack was read, and lists none of these blobs."""
+        return self.pack(pack_id).is_known and digests.isdisjoint(self.pack(pack_id).index.digests)
+
     def fetch_many(
         self, wanted: Mapping[bytes, int], packs: Sequence[str] = (), troubles: list[Exception] | None = None
     ) -> Iterator[tuple[bytes, memoryview]]:

@@ -165,7 +165,7 @@ def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
     try:
         needs = needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
     except (IntegrityError, OSError) as error:
-        if storage.refs.exists(ref):
+        if storage.refs.exists(ref.scope, ref.generation):
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
     new = marked.loose.add(needs.loose)

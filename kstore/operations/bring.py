@@ -25,7 +25,7 @@ from kstore.published.layers import newest_whole
 from kstore.published.leaning import noted, standing
 from kstore.published.lost import lost_of
 from kstore.published.manifest import Manifest, meta_of, sizes_of
-from kstore.published.refs import MAX_RACES, outraced
+from kstore.published.races import outraced, races
 from kstore.ranks.board import FOLDER as NOTES
 from kstore.ranks.board import IMPORTED
 from kstore.report import CommitStatus
@@ -115,7 +115,7 @@ class _BringIn:
     def run(self) -> Brought:
         self._storage.create()
         self._uploader = Uploader(replace(self._target, ahead=self._notes.packs()))
-        for _ in range(MAX_RACES):
+        for _ in races():
             theirs = Theirs(*newest_whole(self._storage, self._scope, self._taken))
             if not self._revives and theirs.snapshot and theirs.snapshot.ref.withdrawn:
                 raise Withdrawn

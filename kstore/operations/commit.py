@@ -33,12 +33,12 @@ from kstore.operations.unchanged import commit_report, confirm, remember_still, 
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
 from kstore.published.manifest import HOST, MERGE, Manifest, sizes_of
+from kstore.published.races import outraced, races
 from kstore.published.ref import Effort, Ref
-from kstore.published.refs import MAX_RACES, outraced
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, CommitStatus, count_components
 from kstore.upload.named import packs_to_name
-from kstore.upload.plan import plan_upload
+from kstore.upload.plan import UploadPlan, plan_upload
 from kstore.upload.shortened import shortened
 from kstore.upload.uploader import Uploader
 from kstore.worker import Worker
@@ -143,7 +143,7 @@ class _Commit:
             self.memory.save_host(self._ours)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
-        for _ in range(MAX_RACES):
+        for _ in races():
             theirs = self._newest.theirs()
             proposal = self._propose(theirs)
             lost = self._lost(theirs.snapshot)
@@ -225,6 +225,9 @@ class _Commit:
         manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), plan.below)
         data = manifest.dump()
         to_store, delta = shortened(data, reliance)
+        if self._is_in_vain(plan, theirs):
+            self._lose_race(theirs.generation + 1)
+            return None
         refused = uploader.upload(plan, sources.read, to_store)
         if refused:
             self._ours.leave_out_changed(refused)
@@ -233,8 +236,7 @@ class _Commit:
         packs = packs_to_name(plan, uploader.stored, manifest, delta)
         ref = theirs.successor(self._worker.scope, manifest, data, delta, packs, effort, self._worker.lease)
         if not self._storage.refs.publish(ref, reserved):
-            log.debug("generation %d of %s was published by another worker", ref.generation, ref.scope)
-            self._newest.taken = ref.generation
+            self._lose_race(ref.generation)
             return None
         self._published, self._waiting = proposal, 0
         if not self._storage.refs.is_newest(ref):
@@ -244,6 +246,16 @@ class _Commit:
             return None
         self.memory.save_base(Snapshot(ref, data), manifest, proposal.declined, self._ours, self._waiting)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
+
+    def _is_in_vain(self, plan: UploadPlan, theirs: Theirs) -> bool:
+        """Whether nothing but a manifest is left to store, and another worker has published since."""
+        if plan.wanted or self._uploader.written:
+            return False
+        return self._storage.refs.exists(self._worker.scope, theirs.generation + 1)
+
+    def _lose_race(self, generation: int) -> None:
+        log.debug("generation %d of %s was published by another worker", generation, self._worker.scope)
+        self._newest.taken = generation
 
     def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
         """Digests of what this commit may bring or rely on."""

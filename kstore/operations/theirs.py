@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -85,8 +84,8 @@ class Newest:
         self._base = base
         self.taken = 0
         """The highest number that is known to be taken, listed or not."""
-        self.lacks_pack = cache(partial(lacks_pack, storage))
-        """For a newest generation. Asked once for each, because it takes one system call per pack."""
+        self._packs: set[str] = set()
+        """Packs that were there at an earlier attempt: the next generation names most of them too."""
 
     def theirs(self) -> Theirs:
         """The newest generation; if it is damaged, the newest whole one before it."""
@@ -100,6 +99,13 @@ class Newest:
             return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._scope, known))
         except IntegrityError:
             return Theirs(*newest_whole(self._storage, self._scope, self.taken))
+
+    def lacks_pack(self, ref: Ref) -> bool:
+        """Whether a pack that a newest generation needs is gone: see `lost.lacks_pack`."""
+        lacks = lacks_pack(self._storage, ref, self._packs)
+        if not lacks:
+            self._packs.update(ref.packs)
+        return lacks
 
     def ref(self) -> Ref | None:
         """Its ref, even if the generation is empty; None if no store has one.

@@ -196,7 +196,7 @@ class _Verification:
 
     def _is_named(self, pack: str) -> bool:
         """Whether a generation that names it still exists: gc may have removed all of them since they were read."""
-        return any(self._storage.refs.exists(ref) for ref in self.refs if pack in ref.packs)
+        return any(self._storage.refs.exists(ref.scope, ref.generation) for ref in self.refs if pack in ref.packs)
 
     def _was_moved(self, pack: str) -> bool:
         """Whether a pack that only earlier generations name is missing, as after a repair: what they lack is told."""
@@ -282,7 +282,7 @@ class _Verification:
         except (IntegrityError, OSError, MemoryError) as error:
             self._tell_trouble(ref.scope, ref.generation, error)
             return
-        if not self._storage.refs.exists(ref):  # gc has removed it since it was read
+        if not self._storage.refs.exists(ref.scope, ref.generation):  # gc has removed it since it was read
             return
         loose = self._must_be_loose(ref, manifest)
         lost = {digest: size for digest, size in lost.items() if digest not in self._whole or digest in loose}

@@ -26,8 +26,8 @@ from kstore.published.layers import ref_of
 from kstore.published.leaning import leaning, noted
 from kstore.published.lost import not_stored
 from kstore.published.manifest import Manifest, meta_of, sizes_of
+from kstore.published.races import outraced, races
 from kstore.published.ref import Ref, RefState
-from kstore.published.refs import MAX_RACES, outraced
 from kstore.scope import Scope
 from kstore.storage import Storage
 from kstore.words import plural
@@ -259,7 +259,7 @@ def are_present(storage: Storage, packs: Iterable[str]) -> bool:
 
 def _publish(storage: Storage, scope: Scope, upon: int | None, prepare: Callable[[int], Ref]) -> Ref | None:
     taken = 0  # which need not be listed; see `Storage.newest_whole`
-    for _ in range(MAX_RACES):
+    for _ in races():
         with suppress(StagingLost), storage.refs.reserve() as reserved:
             generations = storage.refs.generations(scope)
             if not generations and not storage.below.newest(scope):

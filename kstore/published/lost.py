@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from contextlib import suppress
 
 from kstore.blobs import Part
@@ -42,10 +42,12 @@ def lost_of(
     return lost if depth else lost | unsupported(storage, snapshot, among)
 
 
-def lacks_pack(storage: Storage, ref: Ref) -> bool:
-    """Whether a pack that a generation of this store needs is gone. An error says nothing about that."""
+def lacks_pack(storage: Storage, ref: Ref, there: Container[str] = ()) -> bool:
+    """Whether a pack that a generation of this store needs is gone. An error says nothing about that. Those that were
+    `there` just now are not asked for: each takes a system call.
+    """
     try:
-        return not ref.depth and not all(map(storage.blobs.has_pack, ref.packs))
+        return not ref.depth and not all(storage.blobs.has_pack(pack) for pack in ref.packs if pack not in there)
     except OSError:
         return False
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, Child, numbers_in
 from kstore.blobs import loose, packindex
-from kstore.errors import IntegrityError, MissError, StoreUnavailable, UsageError, reason_of
+from kstore.errors import IntegrityError, MissError, UsageError, reason_of
 from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
@@ -23,9 +23,6 @@ from kstore.threads import begin
 
 _PIN, _DROPPED = ".pin", ".dropped"
 _ATTEMPTS = 3
-MAX_RACES = 1000
-"""Attempts to publish a generation. Nobody loses so many to others: if all fail, a folder does not list what is in it.
-"""
 _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
 Look = Callable[[str], Iterator[Child]]
@@ -129,10 +126,10 @@ class Refs:
                 return self.get(scope, generations[-1])
         raise MissError(f"{scope} lists a generation {generations[-1]} that does not exist")
 
-    def exists(self, ref: Ref) -> bool:
-        """Whether a generation with its number is still published."""
+    def exists(self, scope: Scope, generation: int) -> bool:
+        """Whether a generation with this number is published now."""
         try:
-            self._backend.stat(ref.name)
+            self._backend.stat(ref_name(scope, generation))
         except FileNotFoundError:
             return False
         return True
@@ -270,13 +267,6 @@ class Refs:
             OSError: they cannot be listed.
         """
         return sorted(_generations_in(self._backend.list_made(folder_of(scope))))
-
-
-def outraced(scope: Scope) -> StoreUnavailable:
-    """The error of a writer that has lost `MAX_RACES` times."""
-    return StoreUnavailable(
-        f"{MAX_RACES} attempts to publish {scope} each found the generation taken; check whether its refs can be listed"
-    )
 
 
 def _no_generation(scope: Scope, generation: int) -> MissError:

@@ -39,10 +39,12 @@ def packs_to_name(
     needed = {entry.digest for _, entry in manifest.items()}
     if delta:
         needed.add(delta.follows)
-    may_hold = plan.reliance.storage.blobs.may_hold
+    may_hold, is_known_to_lack = plan.reliance.storage.blobs.may_hold, plan.reliance.storage.blobs.is_known_to_lack
     published = newest.packs if newest else ()
     if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
         published = tuple(pack for pack in published if may_hold(pack, needed))
+    # A pack that has only the manifest of its generation, because that was merged anew, is of no use to the next one.
+    published = tuple(pack for pack in published if not is_known_to_lack(pack, needed))
     others = [pack for pack in plan.packs if pack not in published]
     left = _left(plan, stored, needed) if others else set()
     shared = [pack for pack in others if left and may_hold(pack, left)]

@@ -98,7 +98,8 @@ class Uploader:
         if self._begun and layout is Layout.LOOSE:  # gc may have thought meanwhile that nobody needs them
             self._begun.written -= doomed.blobs if doomed.is_complete else self._begun.written.copy()
         there = partial(present, self._storage, doomed)
-        self.stored = [stored for stored in self.stored if there(stored.packs) == stored.packs]
+        # What an attempt stored of its manifest alone is of no use once it has lost its race.
+        self.stored = [stored for stored in self.stored if stored.digests and there(stored.packs) == stored.packs]
         ahead = there(self._committer.ahead)
         may_have_siblings = is_first and layout is Layout.PACKED and not (self._begun and self._begun.is_alone)
         beside = siblings(self._storage, self._committer.scope) if may_have_siblings else ()

@@ -32,6 +32,7 @@ from kstore.errors import (
     UsageError,
 )
 from kstore.operations import bring as bringing
+from kstore.published import races
 from kstore.published.ref import RefState
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus
@@ -324,7 +325,7 @@ def test_an_import_that_was_outrun_merges_with_what_is_not_listed_yet(
             upload(self, *arguments)  # type: ignore[arg-type]
 
         patch.setattr(bringing._BringIn, "_upload", outrun)
-        patch.setattr(bringing, "MAX_RACES", 3)
+        patch.setattr(races, "MAX_RACES", 3)
         (brought,) = bring(target, bundle_of(source, tmp_path)).scopes
     assert (brought.status, brought.generation) == (CommitStatus.COMMITTED, 2)
     assert restored(target) == without_relocated(contents(source.tree.root) | contents(rival.tree.root))
@@ -334,7 +335,7 @@ def test_an_import_that_is_outrun_again_and_again_says_so(
     source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Refs, "publish", lambda *_: False)
-    monkeypatch.setattr(bringing, "MAX_RACES", 1)
+    monkeypatch.setattr(races, "MAX_RACES", 1)
     with pytest.raises(StoreUnavailable, match="attempts to publish"):
         bring(other_store(tmp_path / "target"), bundle_of(source, tmp_path))
 

@@ -1,0 +1,40 @@
+"""Races for the next generation: of many writers one wins at a time, and each of the others merges again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from random import SystemRandom
+
+from kstore.errors import StoreUnavailable
+from kstore.scope import Scope
+
+MAX_RACES = 1000
+"""Attempts to publish a generation. Nobody loses so many to others: if all fail, a folder does not list what is in it.
+"""
+_PATIENCE = 8
+"""How many times as long as an attempt takes its writer waits before the next one, at most."""
+_LONGEST = 10.0
+"""Seconds: no wait is longer."""
+_random = SystemRandom()
+"""Not `random`: its sequence belongs to the job."""
+
+
+def races() -> Iterator[None]:
+    """The attempts of one writer to publish; if they all fail, it is `outraced`.
+
+    Whoever loses again and again lets others go first, for a while that nobody shares. When a fleet commits all at
+    once, most attempts would be in vain otherwise, and each is work for the store and for the host.
+    """
+    for lost in range(MAX_RACES):
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        time.sleep(min(_LONGEST, _random.uniform(0, min(lost, _PATIENCE)) * took))
+
+
+def outraced(scope: Scope) -> StoreUnavailable:
+    """The error of a writer that has lost `MAX_RACES` times."""
+    return StoreUnavailable(
+        f"{MAX_RACES} attempts to publish {scope} each found the generation taken; check whether its refs can be listed"
+    )
