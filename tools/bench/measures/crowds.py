@@ -37,7 +37,7 @@ def writers(bench: Bench) -> Table:
             for kernel in kernels:
                 sharing.add(name, kernel)
         yield reading(seconds, _publish_at_once(sharing, names, bench.work))
-        sharing.fetch("reader", 1)
+        yield reading("restore afterwards", sharing.fetch("reader", 1))
         found = sharing.folders("reader")["triton"]
         wanted = [kernel for kernels in own for kernel in kernels]
         yield Reading(lost, sum(not _is_whole(kernel, found / kernel.name) for kernel in wanted), Unit.KERNELS)
