@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kstore.environment import HostUnknown, detect_host, host
+from kstore.environment import HostUnknown, detect_host, host, host_hint, machine_of
 from kstore.environment.software import cpu_flags
 from kstore.errors import WaitTimeout
 from tests.trees import KEY, Node, shared_object
@@ -38,8 +38,10 @@ Debian clang version 14.0.6
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     host._detect.cache_clear()
+    host._hint.cache_clear()
     yield
     host._detect.cache_clear()
+    host._hint.cache_clear()
 
 
 class Compiler:
@@ -201,7 +203,7 @@ def test_a_cpu_that_nobody_describes_is_unlike_any_other(monkeypatch: pytest.Mon
 # ---- compilers that fail
 
 
-@pytest.mark.parametrize("name", ["no-such-compiler", "", "'", "/dev/null", "/"])
+@pytest.mark.parametrize("name", ["no-such-compiler", "", " ", "'", "/dev/null", "/"])
 def test_without_a_compiler_the_host_says_none(name: str) -> None:
     facts = detect_host({"CXX": name, "PATH": "/nonexistent"}).facts
     assert (facts["compiler"], facts["libstdc++"]) == ("none", "none")
@@ -215,7 +217,7 @@ def test_a_compiler_that_hangs_is_given_up(compiler: Compiler, monkeypatch: pyte
     assert compiler.runs == 1
 
 
-@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
 def test_a_process_at_its_limits_is_not_on_another_host(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -246,6 +248,22 @@ def test_an_interrupt_leaves_no_compiler_running(compiler: Compiler, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         detect_host(compiler.prints(GCC, first="exec sleep 60"))
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH"])
+def test_the_compiler_is_asked_with_the_variables_that_it_goes_by(compiler: Compiler, name: str) -> None:
+    """Without LD_LIBRARY_PATH, a compiler with libraries of its own would not even start, and the host have none."""
+    first = f'[ -n "${name}" ] || exit 1'
+    without, named = compiler.prints(GCC, first), {**compiler.prints(GCC, first), name: "/nonexistent"}
+    assert detect_host(without).facts["compiler"] == "none"
+    assert detect_host(named).facts["compiler"].startswith("gcc version 12.2.0")
+
+
+def test_the_compiler_is_asked_in_english(compiler: Compiler) -> None:
+    """In German it calls itself "gcc-Version": a host that is asked from another shell would seem to be another one."""
+    translated = GCC.replace("gcc version", "gcc-Version")
+    environ = compiler.prints(GCC, first=f"[ \"$LC_ALL\" = C ] || {{ echo '{translated}'; exit; }}")
+    assert detect_host(environ).facts["compiler"].startswith("gcc version")
 
 
 def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:
@@ -291,6 +309,65 @@ def test_a_worker_is_of_the_host_that_the_variables_of_its_store_name(tmp_path: 
 def test_processes_with_other_compilers_are_in_other_surroundings(compiler: Compiler) -> None:
     environ = compiler.prints(GCC)
     assert host.surroundings(environ) == host.surroundings({**environ, "UNRELATED": "1"}) != host.surroundings()
+
+
+def no_such_folder() -> str:
+    raise FileNotFoundError
+
+
+def other_root(_: object) -> os.stat_result:
+    return os.stat_result(range(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "elsewhere"),
+    [
+        ("kstore.environment.host.boot", lambda: "another boot"),
+        ("kstore.environment.host._site_packages", lambda: "/another/site-packages"),
+        ("os.readlink", lambda _: "mnt:[1]"),
+        ("os.stat", other_root),
+    ],
+)
+def test_processes_of_other_machines_images_and_packages_are_in_other_surroundings(
+    monkeypatch: pytest.MonkeyPatch, name: str, elsewhere: Callable[..., object]
+) -> None:
+    """They may share a cache root all the same: then one must not take the other's restore for its own."""
+    here = host.surroundings()
+    with monkeypatch.context() as patch:
+        patch.setattr(name, elsewhere)
+        there = host.surroundings()
+    assert here == host.surroundings() != there != ""
+
+
+@pytest.mark.parametrize(("name", "unknown"), [("boot", lambda: ""), ("_site_packages", no_such_folder)])
+def test_surroundings_that_are_not_known_are_like_no_others(
+    monkeypatch: pytest.MonkeyPatch, name: str, unknown: Callable[[], str]
+) -> None:
+    monkeypatch.setattr(host, name, unknown)
+    assert host.surroundings() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("cpu_flags", lambda: frozenset({"avx2"})), ("_glibc", lambda: "glibc 2.17")]
+)
+def test_another_processor_or_glibc_is_another_machine(
+    monkeypatch: pytest.MonkeyPatch, name: str, other: Callable[[], object]
+) -> None:
+    """A root, or a folder on a volume, that comes to it brings objects that might not run there."""
+    here = host_hint()
+    host._hint.cache_clear()
+    monkeypatch.setattr(host, name, other)
+    assert host_hint() != here
+    assert machine_of(host_hint()) != machine_of(here)
+
+
+def test_another_compiler_is_another_hint_on_the_same_machine(compiler: Compiler) -> None:
+    """A program may choose its compiler at any time: that alone does not make what was built another machine's."""
+    with_compiler, without = host_hint(compiler.prints(GCC)), host_hint({"CXX": "no-such-compiler"})
+    assert with_compiler != without
+    assert machine_of(with_compiler) == machine_of(without)
+    host._hint.cache_clear()
+    assert host_hint(compiler.prints(f"{GCC}another release\n", first="# of another size")) != with_compiler
 
 
 def test_the_fingerprint_is_short_and_stable(compiler: Compiler) -> None:
