@@ -125,7 +125,7 @@ def _initialized_torch_slug(environ: Mapping[str, str]) -> str | None:
 def _is_our_own(environ: Mapping[str, str]) -> bool:
     """Whether `environ` selects the same devices as this process's own environment, and not a child's."""
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    return environ is os.environ or all(environ.get(name) == os.environ.get(name) for name in names)
+    return all(environ.get(name) == os.environ.get(name) for name in names)
 
 
 # ---- NVIDIA

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -113,11 +114,12 @@ class Machine:
     def nvidia(self, *gpus: Gpu) -> FakeNvml:
         return self.install(FakeNvml(list(gpus)))
 
-    def torch(self, name: str, *, initialized: bool = True, hip: str | None = None) -> None:
+    def torch(self, *names: str, initialized: bool = True, hip: str | None = None) -> None:
+        """The first of the named devices has another capability than the rest."""
         cuda = SimpleNamespace(
             is_initialized=lambda: initialized,
-            get_device_name=lambda index: name,
-            get_device_capability=lambda index: (9, 0),
+            get_device_name=lambda index: names[index],
+            get_device_capability=lambda index: (8, 0) if index else (9, 0),
         )
         torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))
         self._monkeypatch.setitem(sys.modules, "torch", torch)
@@ -366,8 +368,9 @@ def test_where_nvml_cannot_tell_which_instance_cuda_is_asked(
 
 def test_where_torch_has_started_cuda_its_answer_counts(machine: Machine) -> None:
     machine.nvidia(Gpu(ADA, (8, 9)), Gpu(H100))
-    machine.torch(H100)
+    machine.torch(H100, ADA)
     assert gpu_slug() == "nvidia-h100-80gb-hbm3-sm90"
+    assert gpu_slug(dict(os.environ)) == "nvidia-h100-80gb-hbm3-sm90"
 
 
 def test_the_slug_is_the_same_through_torch_and_through_nvml(machine: Machine) -> None:
@@ -384,10 +387,11 @@ def test_torch_that_has_not_started_cuda_is_left_alone(machine: Machine) -> None
     assert gpu_slug() == "nvidia-h100-80gb-hbm3-sm90"
 
 
-def test_torch_does_not_speak_for_a_child_with_other_devices(machine: Machine) -> None:
+@pytest.mark.parametrize("environ", [{"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}])
+def test_torch_does_not_speak_for_a_child_with_other_devices(machine: Machine, environ: dict[str, str]) -> None:
     machine.nvidia(Gpu(uuid="GPU-1"))
     machine.torch(ADA)
-    assert gpu_slug({"CUDA_VISIBLE_DEVICES": "GPU-1"}) == "nvidia-h100-80gb-hbm3-sm90"
+    assert gpu_slug(environ) == "nvidia-h100-80gb-hbm3-sm90"
 
 
 def test_a_half_imported_torch_does_no_harm(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
