@@ -26,7 +26,7 @@ def json_union(published: bytes, ours: bytes) -> bytes:
 def csv_union(published: bytes, ours: bytes) -> bytes:
     """The published rows, then those of ours whose first two columns (TunableOp's operator and shape) are new."""
     rows = _rows(published)
-    known = {tuple(row[:2]) for row in rows if row[:1] != ["Validator"]}
+    known = {tuple(row[:2]) for row in rows}
     if _validators(rows) != _validators(_rows(ours)):
         return published
     new = [row for row in _rows(ours) if row[:1] != ["Validator"] and tuple(row[:2]) not in known]

@@ -65,6 +65,7 @@ def test_what_only_ours_measured_anew_prevails() -> None:
     assert json.loads(merge_files("json_union", published, ours, prevails=True)) == {"mm": {"a": 0.1, "b": 0.3}}
     whole = b'{"mm":  {"a": 0.1, "b": 0.3}}'
     assert merge_files("json_union", published, whole, prevails=True) == whole
+    assert json.loads(merge_files("json_union", published, ours)) == {"mm": {"a": 0.2, "b": 0.3}}
 
 
 # ---- CSV: the results of TunableOp
@@ -106,6 +107,14 @@ def test_the_published_artifact_is_listed_of_what_both_compiled() -> None:
     assert b"other" not in literal_union(listed(8), listed(8, 16, name="other")).replace(b"other_16", b"")
 
 
+def test_a_list_that_has_all_of_the_other_is_the_union() -> None:
+    """Whichever of the two workers compiled more, nobody compiles that again."""
+    assert literal_union(listed(8), listed(8, 16)) == listed(8, 16)
+    in_another_form = b" " + listed(8, 16)
+    for ours in (listed(8), listed(8, 16)):
+        assert literal_union(in_another_form, ours) == in_another_form
+
+
 def test_nothing_of_a_list_is_run() -> None:
     assert merge_files("literal_union", listed(8), b"__import__('os').abort()") == listed(8)
 
@@ -138,6 +147,25 @@ def test_a_side_that_prevails_gives_way_too_if_it_cannot_be_read(merger: str) ->
     bad = b"\xff\xfe{"
     assert merge_files(merger, GOOD[merger], bad, prevails=True) == GOOD[merger]
     assert merge_files(merger, bad, GOOD[merger], prevails=True) == GOOD[merger]
+
+
+@pytest.mark.parametrize(
+    ("merger", "bad"),
+    [
+        ("literal_union", b"[8, 16]"),
+        ("literal_union", b"{[8]: 1}"),  # A list is no key.
+        ("csv_union", b'"' + bytes(b"x" * 200_000)),  # Longer than any field that is read.
+        ("oldest", bytes(7)),
+    ],
+)
+def test_what_can_be_read_but_is_of_no_use_gives_way_too(merger: str, bad: bytes) -> None:
+    assert merge_files(merger, bad, GOOD[merger]) == GOOD[merger]
+    assert merge_files(merger, GOOD[merger], bad) == GOOD[merger]
+
+
+def test_what_is_an_object_on_one_side_only_is_as_it_was_published() -> None:
+    for published, ours in [({"mm": {}}, {"mm": 1}), ({"mm": {}}, []), ([], {"mm": {}})]:
+        assert merge_files("json_union", dump(published), dump(ours)) == dump(published)
 
 
 def test_two_unreadable_sides_give_ours() -> None:

@@ -107,16 +107,34 @@ def test_a_marker_that_is_gone_or_leads_nowhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "problem"),
-    [(b"", "empty"), (b"\0" * 9, "empty"), (b"{", "short"), (b'{"a": 1', "short"), (b"{\0\0", "short")],
+    [
+        (b"", "empty"),
+        (b"\0" * 9, "empty"),
+        (b"{", "short"),
+        (b'{"a": 1', "short"),
+        (b"{\0\0", "short"),
+        (b"\n {", "short"),
+    ],
 )
-def test_text_that_a_killed_writer_left_is_not_finished(data: bytes, problem: str) -> None:
+@pytest.mark.parametrize("merger", ["json_union", "literal_union"])
+def test_text_that_a_killed_writer_left_is_not_finished(merger: str, data: bytes, problem: str) -> None:
     with pytest.raises(Unfinished, match=problem):
-        check_whole_text("json_union", data)
+        check_whole_text(merger, data)
 
 
-def test_text_of_another_form_is_finished() -> None:
+@pytest.mark.parametrize("merger", ["json_union", "literal_union"])
+def test_text_of_another_form_is_finished(merger: str) -> None:
     for data in (b"{}", b'{"a": 1}\n', b"\n", b"another form"):
-        check_whole_text("json_union", data)
+        check_whole_text(merger, data)
+
+
+def test_text_that_is_nested_too_deeply_to_be_read_is_no_business_of_ours() -> None:
+    check_whole_text("json_union", b'{"a":' * 100_000)
+
+
+def test_a_time_that_begins_as_a_dictionary_does_is_no_dictionary() -> None:
+    """Of the times that JAX writes beside its entries, one in 256 does."""
+    check_whole_text("oldest", b"{" + bytes(range(1, 8)))
 
 
 def test_data_that_is_not_an_object_file_is_not_finished() -> None:

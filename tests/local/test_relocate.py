@@ -83,7 +83,16 @@ def test_a_list_of_names_has_nothing_to_relocate() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"[]", b"{}", b'{"child_paths": {"../x": "/x"}}', b'{"child_paths": {"": "/x"}}']
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"child_paths": {"../x": "/x"}}',
+        b'{"child_paths": {"": "/x"}}',
+        b'{"child_paths": [1]}',
+    ],
 )
 def test_data_that_is_not_a_group_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
