@@ -312,7 +312,96 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
     assert not triton.is_busy("k.ptx")
 
 
+KERNELS = [
+    ("triton", BASE32),
+    ("inductor", f"triton/0/{BASE32}"),
+    ("inductor", f"helion/triton/0/{BASE32}"),
+    ("helion", f"triton/0/{BASE32}"),
+    ("sglang", f"triton/{BASE32}"),
+    ("sglang", f"torch_compile_cache/abc/rank_0_0/triton_cache/{BASE32}"),
+    ("vllm", f"torch_compile_cache/abc/rank_0_0/triton_cache/{BASE32}"),
+    ("vllm", f"rocm_segmented_attention/triton/{BASE32}"),
+]
+"""Everywhere that a kernel of Triton's may be: a component, and a folder in it."""
+
+
+@pytest.mark.parametrize(("name", "folder"), KERNELS)
+def test_a_kernel_of_triton_is_one_unit_wherever_it_is(name: str, folder: str) -> None:
+    component = load_table()[name]
+    assert component.unit(f"{folder}/") == Flag.GROUP
+    for file in ("__grp__k.json", "cuda_utils.so", "k.autotune.json"):
+        assert component.completes(f"{folder}/{file}")
+    assert not component.completes(f"{folder}/k.cubin")
+    being_written = f"{folder}/tmp.pid_12_0f1e/"
+    assert component.is_busy(being_written)
+    assert component.ignores(being_written)
+
+
+@pytest.mark.parametrize(("name", "folder"), KERNELS)
+def test_the_files_of_a_kernel_of_triton_are_stored_alike_wherever_it_is(name: str, folder: str) -> None:
+    """Its list without the folder's path, its library for hosts like the builder's, machine code linked."""
+    component = load_table()[name]
+    flags = {file: Flag(component.kind(f"{folder}/{file}", 0, 0).flags) for file in ("__grp__k.json", "cuda_utils.so")}
+    assert flags["__grp__k.json"] & (RELOCATE | LINK) == RELOCATE
+    assert component.method("relocate", f"{folder}/__grp__k.json") == "triton_group"
+    assert flags["cuda_utils.so"] & HOST
+    for suffix in ("source", "ttir", "ttgir", "llir", "ptx", "cubin"):
+        assert Flag(component.kind(f"{folder}/k.{suffix}", 0, 0).flags) == LINK
+
+
 # ---- The others
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("inductor", f"ab/c{HEX}.a"),
+        ("inductor", f"ab/c{HEX}.so.load_ok"),
+        ("vllm", "torch_compile_cache/abc/rank_0_0/inductor_cache/ab/c1.main.so"),
+        ("vllm", "torch_compile_cache/torch_aot_compile/abc/rank_0_0/c1.so"),
+        ("vllm", "torch_compile_cache/torch_aot_compile/abc/rank_0_0/c1.o"),
+        ("sglang", "inductor/ab/c1.main.so"),
+        ("sglang", "inductor/ab/c1.o"),
+        ("sglang", "rust_extensions/artifacts/one.so"),
+        ("sglangjit", "ab/cd/build-1/deps-2/one.so"),
+        ("flashinfer", "0.7.4/90a/cached_ops/op/op.so"),
+        ("flashinfer", "0.7.4/90a/cached_ops/op/op.o"),
+        ("deepgemm", "cache/kernel/kernel.so"),
+        ("tilelang", f"kernels/{HEX}/kernel_lib.so"),
+        ("cutedsl", "one.so"),
+        ("helion", "cute/0/one.o"),
+        ("extensions", "py311_cu130/one/one.so"),
+        ("extensions", "py311_cu130/one/one.o"),
+        ("tvmffi", "one_0a1b/one.so"),
+        ("tvmffi", "one_0a1b/one.o"),
+        ("cupy", "one.so"),
+    ],
+)
+def test_code_for_the_processor_is_for_hosts_like_its_builders(name: str, path: str) -> None:
+    assert load_table()[name].kind(path, 0, 0).flags & HOST
+
+
+@pytest.mark.parametrize("folder", ["fxgraph/bc/fabcdef/", "aotautograd/aabcdef/"])
+def test_the_answers_to_one_graph_key_are_a_slot_also_where_sglang_puts_them(folder: str) -> None:
+    assert load_table()["sglang"].unit(f"inductor/{folder}") == Flag.SLOT
+
+
+@pytest.mark.parametrize("name", ["extensions", "tvmffi"])
+def test_ninjas_log_is_of_use_only_beside_the_same_sources(name: str) -> None:
+    assert load_table()[name].method("relocate", "one/.ninja_log") == "ninja_log"
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.so"])
+def test_a_kernel_of_deepgemm_is_a_group_that_its_code_completes(name: str) -> None:
+    deepgemm = load_table()["deepgemm"]
+    assert deepgemm.unit("cache/kernel/") == Flag.GROUP
+    assert deepgemm.completes(f"cache/kernel/{name}")
+    assert not deepgemm.completes("cache/kernel/kernel.cu")
+
+
+@pytest.mark.parametrize("name", ["params.json", "params.pkl", "metadata.json"])
+def test_what_completes_a_kernel_of_tilelang(name: str) -> None:
+    assert load_table()["tilelang"].completes(f"kernels/{HEX}/{name}")
 
 
 @pytest.mark.parametrize(
@@ -333,6 +422,15 @@ def test_a_kernel_that_is_being_written(triton: Component) -> None:
         ("flashinfer", "0.7.4/120f/autotune/tmp_0f1e2d3"),  # _sparse_mla_sm120._calibration
         ("sglang", f"cute_aot/{HEX}/fwd/.{HEX}.tmp.o"),  # JITPersistentCache._try_export_to_storage
         ("sglang", f"cute_aot/{HEX}/fwd/.{HEX}.tmp.h"),
+        ("sglang", ".staging-0f1e/"),
+        *((name, path) for name in ("sglang", "vllm") for path in ("locks/", "inductor/tmp.0f1e/", "ab/c1_CxxBuild/")),
+        ("vllm", "dummy_cache/"),
+        ("vllm", "xla_cache/"),
+        ("flashinfer", "0.7.4/90a/autotune/choices.json.tmp.12"),
+        ("flashinfer", "0.7.4/90a/flashinfer_jit.log"),
+        ("tilelang", "tmp/"),
+        ("tilelang", ".staging/"),
+        *((name, "sub/__pycache__/") for name in ("flashinfer", "tilelang", "helion")),
     ],
 )
 def test_what_they_have_not_written_yet_or_downloaded_is_ignored(name: str, path: str) -> None:
