@@ -154,6 +154,24 @@ def test_the_variables_that_jax_needs(tmp_path: Path) -> None:
     assert node.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == "none"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_COORDINATOR_ADDRESS", "host-1:1234"),
+        ("WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("PMI_SIZE", "2"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ],
+)
+def test_a_job_of_several_processes_compiles_as_it_would_without_kstore(tmp_path: Path, name: str, value: str) -> None:
+    """However it was started: the others would wait for ever for one that hits."""
+    node = Node(tmp_path)
+    node.environ[name] = value
+    node.restore()
+    assert not [variable for variable in node.environ if variable.startswith("JAX_") and variable != name]
+
+
 def test_two_roots_are_not_taken_for_one_because_both_have_the_same_setting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
