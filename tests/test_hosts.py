@@ -464,6 +464,23 @@ def test_a_host_that_only_the_compiler_tells_is_remembered_before_what_was_found
     assert {host: list(files) for host, files in _hosts(node).items()} == {"a" * 16: [built], "b" * 16: [own]}
 
 
+@pytest.mark.parametrize("lost", ["base", "index"])
+def test_either_of_what_a_root_remembers_tells_what_the_host_before_has_built(
+    tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base may be damaged. An index is of one version of the component table, and the new host may have another."""
+    node = Node(tmp_path)
+    built = node.tree.put("inductor/ab/c1.main.so", shared_object())
+    node.commit()
+    for file in (node.tree.root / ".kstore").glob(f"{lost}*"):
+        file.unlink()
+
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {}))
+    own = node.tree.put("inductor/ab/c2.main.so", shared_object() + b"b")
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [built]
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"a" * 16: [built], "b" * 16: [own]}
+
+
 STUCK = "inductor/ab/cstuck.main.so"
 
 
