@@ -107,6 +107,35 @@ def test_a_restore_that_misses_puts_a_moved_root_right_too(take: Callable[[Path,
     assert all(path.is_relative_to(node.tree.root / "triton") for path in listed(node.tree.root))
 
 
+@pytest.mark.parametrize("take", [moved, copied])
+def test_a_kernel_that_lacks_a_file_keeps_no_other_from_being_put_right(
+    take: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    before = Node(tmp_path, "before")
+    whole, cut = before.tree.kernel("whole"), before.tree.kernel("cut")
+    before.commit()
+    next((before.tree.root / cut).glob("*.cubin")).unlink()
+    take(before.tree.root, tmp_path / "after")
+    node = Node(tmp_path, "after")
+    node.store.forget(KEY)
+    assert node.restore().status is RestoreStatus.MISS
+    assert all(path.is_relative_to(node.tree.root / whole) for path in listed(node.tree.root / whole))
+
+
+def test_a_list_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
+    """A root may be shared by a group of users."""
+    before = Node(tmp_path, "before")
+    (path,) = (before.tree.root / before.tree.kernel()).glob("__grp__*")
+    path.chmod(0o664)
+    before.commit()
+    moved(before.tree.root, tmp_path / "after")
+    node = Node(tmp_path, "after")
+    node.restore()
+    after = node.tree.root / path.relative_to(before.tree.root)
+    assert all(path.is_relative_to(node.tree.root) for path in listed(node.tree.root))
+    assert after.stat().st_mode & 0o777 == 0o664
+
+
 def test_what_is_published_is_the_same(node: Node) -> None:
     node.restore()
     report = node.commit()
