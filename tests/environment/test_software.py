@@ -9,12 +9,12 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kstore.environment import Environment, detect_environment, software
+from kstore.environment import Environment, detect_environment, has_only_kstore, software
 from kstore.environment.influences import key_facts
 from kstore.environment.software import cpu_flags, digest_of_facts, torch_folder, vector_isa
 from tests.compilers.programs import PATH
@@ -123,7 +123,7 @@ def test_what_version_py_computes_is_not_a_fact(install_torch: InstallTorch) -> 
     assert (facts["torch"], facts["cuda"], facts["hip"]) == ("2.9.1", "none", "none")
 
 
-@pytest.mark.parametrize("version", ["", "this is not python", "\0"])
+@pytest.mark.parametrize("version", ["", "this is no python", "\0"])
 def test_a_version_py_that_says_nothing_does_no_harm(install_torch: InstallTorch, version: str) -> None:
     assert facts_of(install_torch, version)["torch"] == "none"
 
@@ -134,6 +134,49 @@ def test_without_torch_the_tag_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_folder() is None
     assert environment.facts["torch"] == environment.facts["cuda"] == "none"
     assert environment.tag.startswith("notorch-")
+
+
+def test_a_torch_without_version_py_does_no_harm(install_torch: InstallTorch, tmp_path: Path) -> None:
+    install_torch("")
+    (tmp_path / "torch/version.py").unlink()
+    assert detect_environment(H100).facts["torch"] == "none"
+
+
+def test_a_folder_that_only_has_the_name_of_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job's own folder beside its program."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("torch", "triton", "jax", "warp", "cupy"):
+        (tmp_path / name).mkdir()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    tag = detect_environment(H100).tag
+    assert tag.startswith("notorch-notriton-")
+    assert has_only_kstore(tag)
+
+
+@pytest.mark.parametrize("error", [ImportError, ValueError])
+def test_a_package_that_may_not_be_imported_is_none(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "meta_path", [object(), SimpleNamespace(find_spec=refuse)])
+    for name in ("torch", "triton"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert detect_environment(H100).tag.startswith("notorch-")
+
+
+@pytest.mark.parametrize("name", ["jax", "warp", "cupy"])
+def test_a_worker_that_compiles_without_torch_and_triton_has_not_only_kstore(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = "notorch-notriton-cp311-x86_64-0a1b2c3d"
+    for package in ("jax", "warp", "cupy"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert has_only_kstore(tag)
+    assert not has_only_kstore(tag.replace("notriton", "triton3.5.0"))
+    package = ModuleType(name)
+    package.__file__ = f"/site-packages/{name}/__init__.py"
+    monkeypatch.setitem(sys.modules, name, package)
+    assert not has_only_kstore(tag)
 
 
 def test_something_that_stands_in_for_torch_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +214,18 @@ def test_triton_is_found_by_any_of_its_names(
     if has_package:
         (tmp_path / "triton").mkdir()
         (tmp_path / "triton" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    assert detect_environment(H100).facts["triton"] == "3.5.0+gitabc"
+
+
+def test_a_triton_whose_record_is_lost_has_the_version_that_python_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_distribution(tmp_path, "pytorch-triton", "3.5.0+gitabc")
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").touch()
+    (tmp_path / "triton-3.4.0.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     assert detect_environment(H100).facts["triton"] == "3.5.0+gitabc"
@@ -283,7 +338,11 @@ def test_which_program_it_is_matters_only_where_it_may_try_vector_instructions(m
         ("x86_64", frozenset({"sse2"}), None, 0, "none"),
         ("x86_64", AVX2, None, 0, "avx2"),
         ("x86_64", AVX512, None, 0, "avx512"),
-        ("x86_64", AVX512 - {"avx512dq"}, None, 0, "avx2"),
+        *(("x86_64", AVX512 - {part}, None, 0, "avx2") for part in sorted(AVX512 - AVX2)),
+        ("x86_64", AVX2 | {"avx512_vnni"}, None, 0, "avx2"),
+        ("x86_64", AVX512 | {"amx_tile", "amx_fp16"}, None, 0, "avx512"),
+        ("x86_64", VNNI | {"amx_fp16"}, None, 0, "avx512_vnni"),
+        ("amd64", AVX2, None, 0, "avx2"),
         ("x86_64", VNNI, None, 0, "avx512_vnni"),
         ("x86_64", AMX, None, 0, "amx"),
         ("x86_64", AMX | {"amx_fp16"}, None, 0, "amx_fp16"),
@@ -296,9 +355,14 @@ def test_which_program_it_is_matters_only_where_it_may_try_vector_instructions(m
         ("aarch64", frozenset({"asimd", "sve", "bf16"}), None, 32, "sve256"),
         ("aarch64", frozenset({"asimd", "sve", "sve2", "bf16"}), None, 16, "sve128"),
         ("aarch64", frozenset({"asimd", "sve"}), None, 32, "neon"),
+        ("aarch64", frozenset({"asimd", "sve2", "bf16"}), None, 32, "sve256"),
+        ("aarch64", frozenset({"asimd", "bf16"}), None, 32, "neon"),
         ("aarch64", frozenset({"asimd"}), "default", 0, "none"),
+        ("aarch64", frozenset({"asimd"}), "avx2", 0, "neon"),
+        ("arm64", frozenset(), None, 0, "neon"),
         ("ppc64le", frozenset(), None, 0, "vsx"),
         ("s390x", frozenset({"vxe"}), None, 0, "zvector"),
+        ("s390x", frozenset({"vx"}), None, 0, "none"),
         ("riscv64", frozenset(), None, 0, "none"),
     ],
 )
@@ -339,9 +403,10 @@ def test_cpu_flags_are_those_of_the_first_core(tmp_path: Path) -> None:
     assert cpu_flags(cpuinfo) == {"fpu", "avx2"}
 
 
-def test_arm_calls_its_flags_features(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Features", "features"], ids=["ARM", "s390x"])
+def test_others_call_their_flags_features(tmp_path: Path, name: str) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nFeatures\t: asimd sve\n")
+    cpuinfo.write_text(f"processor\t: 0\n{name}\t: asimd sve\n")
     assert cpu_flags(cpuinfo) == {"asimd", "sve"}
 
 
