@@ -261,6 +261,29 @@ def test_only_installed_headers_of_torch_are_known_by_its_version(tmp_path: Path
     assert release.build(other)
 
 
+def test_installed_headers_of_torch_are_not_read(tmp_path: Path, release: Release) -> None:
+    """There are two thousand of them, and if they differ, so does the environment."""
+    node = Node(tmp_path)
+    release.header = tmp_path / "lib/python3.11/site-packages/torch/include/factor.h"
+    release.header.parent.mkdir(parents=True)
+    release.say("2")
+    release.build(node)
+    stored = with_inputs(node.tree.read(LOG), "twice/.ninja_log", str(node.tree.root / "extensions"))
+    assert str(release.source).encode() in stored
+    assert str(release.header).encode() not in stored
+
+
+def test_an_empty_log_waits(tmp_path: Path, release: Release) -> None:
+    """As a restore leaves it beside other sources: what is there was not built of these."""
+    node = Node(tmp_path)
+    release.build(node)
+    node.tree.put(LOG, b"")
+    report = node.commit()
+    assert (report.new_files, report.ok) == (0, True)
+    assert release.build(node)
+    assert node.commit().new_files == 5
+
+
 @pytest.mark.parametrize("record", [b"\x0d\0\0\x80" + bytes(13), b"\x10\0\0\x80" + bytes(12) + b"\xff\xff\0\0"])
 def test_a_damaged_log_waits(tmp_path: Path, release: Release, record: bytes) -> None:
     node = Node(tmp_path)
