@@ -432,6 +432,7 @@ class Board:
     unique: int = 0
     device: int = 0x74A1
     readable: bool = True
+    domain: int = 0
 
 
 MI300X = Board(90402, "AMD Instinct MI300X", 0x1B00, unique=0x0123456789ABCDEF)
@@ -456,7 +457,7 @@ class AmdMachine:
         values = {
             "gfx_target_version": board.version,
             "location_id": board.location,
-            "domain": 0,
+            "domain": board.domain,
             "device_id": board.device,
             "unique_id": board.unique,
         }
@@ -464,8 +465,8 @@ class AmdMachine:
         if not board.readable:
             properties.unlink()
             properties.mkdir()  # reading it fails, for root too
-        bus, function = board.location >> 8, board.location & 7
-        device = self.sysfs / f"bus/pci/devices/0000:{bus:02x}:00.{function}"
+        bus, slot, function = board.location >> 8, board.location >> 3 & 31, board.location & 7
+        device = self.sysfs / f"bus/pci/devices/{board.domain:04x}:{bus:02x}:{slot:02x}.{function}"
         device.mkdir(parents=True)
         (device / "revision").write_text("0xc8\n")
         if board.product:
@@ -512,6 +513,23 @@ def test_a_board_without_a_name_is_its_pci_device_and_revision(amd: AmdMachine) 
     assert amd.slug() == "amd-744c-c8-gfx1100"
 
 
+def test_a_board_whose_name_is_empty_has_none(amd: AmdMachine) -> None:
+    amd.build(Board(110000, "\n", device=0x744C))
+    assert amd.slug() == "amd-744c-c8-gfx1100"
+
+
+def test_a_board_is_known_by_its_whole_address(amd: AmdMachine) -> None:
+    amd.build(
+        Board(90402, "AMD Instinct MI300X", 0x1B2B, domain=1),
+        Board(90402, "AMD Instinct MI300A", 0x1B2B),
+        Board(90402, "AMD Instinct MI300X HF", 0x1B23, domain=1),
+        Board(90402, "AMD Instinct MI325X", 0x1C2B, domain=1),
+        Board(90402, "AMD Instinct MI308X", 0x1B2A, domain=1),
+    )
+    assert amd.slug() == MI300X_SLUG
+    assert amd.slug(HIP_VISIBLE_DEVICES="4") == "amd-instinct-mi308x-gfx942"
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -538,6 +556,7 @@ def test_variables_select_amd_gpus(amd: AmdMachine, environ: dict[str, str]) -> 
         {"HIP_VISIBLE_DEVICES": "-1"},
         {"HIP_VISIBLE_DEVICES": "2,0"},
         {"ROCR_VISIBLE_DEVICES": "GPU-99"},
+        {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"},
         {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"},
     ],
 )
