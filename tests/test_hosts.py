@@ -341,6 +341,27 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
     assert tree.has(own), "it was built on this one"
 
 
+@pytest.mark.parametrize(
+    "restore",
+    [a_server_has_errors, the_store_is_not_mounted, the_generation_is_not_there, the_newest_ref_is_damaged],
+)
+def test_a_new_root_remembers_its_host_though_the_restore_failed(
+    restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the job built without it stays on that host, too."""
+    publish_wrapper(tmp_path)
+    go_to_host("a", monkeypatch)
+    with monkeypatch.context() as patch, pytest.raises(KstoreError):
+        restore(Node(tmp_path), patch)
+    tree = Tree(tmp_path / "node")
+    built = tree.put("inductor/ab/c1.main.so", shared_object())
+
+    go_to_host("b", monkeypatch)
+    with suppress(KstoreError):
+        Node(tmp_path).restore()
+    assert not tree.has(built)
+
+
 def root_from_host_a(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tree, str]:
     """A root into which a job on host a restored, and an object that it has built and not committed."""
     publish_wrapper(folder)

@@ -141,6 +141,15 @@ class LastRestore:
             content = self._read_record()
             replace_record(self._record, json.dumps({**content, "host": hint, "whole": ""}).encode())
 
+    def note_first_host(self, hint: str) -> None:
+        """Remember the host of a new root, whatever becomes of its first restore. Needs no lock: what another process
+        has noted stays.
+        """
+        with suppress(OSError):
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            with open(self._record, "x", encoding="utf-8") as file:
+                json.dump({"host": hint}, file)
+
     def is_whole(self) -> bool:
         """Whether the last restore has ended, and has left nothing out."""
         return self._seen("whole") == self.begun() != ""

@@ -30,6 +30,7 @@ def lock_and_take_over(worker: Worker) -> None:
                 take_over_unrestored(worker)
         else:
             mark_machine(worker)
+            worker.state.last_restore.note_first_host(worker.host.hint)
 
 
 def take_over_unrestored(worker: Worker) -> None:
