@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tools.bench.measures.commands import commands
-from tools.bench.measures.crowds import host, writers
+from tools.bench.measures.crowds import host, writers, writers_far
 from tools.bench.measures.distributed import distributed, far
 from tools.bench.measures.live import live
 from tools.bench.measures.local import first_commit, model, nothing_new, restore_link, restore_pack
@@ -28,6 +28,7 @@ MEASURES: dict[str, Callable[[Bench], Table]] = {
     "distributed": distributed,
     "far": far,
     "writers": writers,
+    "writers-far": writers_far,
     "host": host,
     "memory": memory,
     "keys": keys,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 
 from tools.bench import processes
@@ -22,11 +23,21 @@ _OWN_KERNELS = 2
 
 def writers(bench: Bench) -> Table:
     """Workers that start cold compile the same kernels and some of their own, and share all at the same moment."""
+    table = Table("writers", f"{bench.trees.sizes.writers} workers commit at once, then one restores")
+    return _writers(bench, table, "local", [KstorePacked, KstoreLoose, Fal, B10, Tar, Rsync])
+
+
+def writers_far(bench: Bench) -> Table:
+    """The same on two hosts, where each call takes long: a worker that is outrun has to call the store anew."""
+    table = Table("writers-far", f"{bench.trees.sizes.writers} workers of two far hosts commit at once")
+    return _writers(bench, table, "far", [KstorePacked, Fal, B10, Tar])
+
+
+def _writers(bench: Bench, table: Table, place: str, ways: Sequence[type[Sharing]]) -> Table:
     count = bench.trees.sizes.writers
-    table = Table("writers", f"{count} workers commit at once, then one restores")
     base = bench.trees.some(_BASE_FILES)
     describe(table, base, "what every worker compiles")
-    own = _own_kernels(bench, count)
+    own = _own_kernels(bench, table.name, count)
     table.conditions.append(f"each worker has {_OWN_KERNELS} more kernels of its own")
     lost, seconds = "kernels lost", "until the last has committed"
 
@@ -42,16 +53,16 @@ def writers(bench: Bench) -> Table:
         wanted = [kernel for kernels in own for kernel in kernels]
         yield Reading(lost, sum(not _is_whole(kernel, found / kernel.name) for kernel in wanted), Unit.KERNELS)
 
-    bench.race(table, "local", [KstorePacked, KstoreLoose, Fal, B10, Tar, Rsync], scene)
+    bench.race(table, place, ways, scene)
     table.conditions.append(f"{count * _OWN_KERNELS} own kernels that the restore should find")
     table.note("Kernels lost: the workers' own kernels that the restore did not bring back whole.")
-    table.claims += [Claim(lost, way.name, 0) for way in (KstorePacked, KstoreLoose)]
+    table.claims += [Claim(lost, way.name, 0) for way in ways if way in (KstorePacked, KstoreLoose)]
     return table
 
 
-def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
+def _own_kernels(bench: Bench, name: str, count: int) -> list[list[Path]]:
     """Kernels for each writer, made from real ones."""
-    folder = bench.work / "own"
+    folder = bench.work / f"own-{name}"
     templates = bench.trees.kernels(_OWN_KERNELS)
     if folder.exists():
         raise RuntimeError(f"{folder} is there")
@@ -61,10 +72,11 @@ def _own_kernels(bench: Bench, count: int) -> list[list[Path]]:
 def _publish_at_once(sharing: Sharing, names: list[str], work: Path) -> Step:
     """Seconds until the last is done, and the statuses of those that failed."""
     if isinstance(sharing, Program):
-        seconds, told = processes.run_crowd([sharing.spec(name, 0, [["publish"]]) for name in names], work)
+        specs = [sharing.spec(name, number % 2, [["publish"]]) for number, name in enumerate(names)]
+        seconds, told = processes.run_crowd(specs, work)
         return Step(seconds, bad_statuses(each.last for each in told))
     with ThreadPoolExecutor(len(names)) as pool:
-        return Step(max(step.seconds for step in pool.map(sharing.publish, names)), "")
+        return Step(max(step.seconds for step in pool.map(sharing.publish, names, cycle((0, 1)))), "")
 
 
 def _is_whole(kernel: Path, found: Path) -> bool:
