@@ -65,6 +65,8 @@ class LastRestore:
             content = json.loads(read_noticed(self._record))
             status = os.stat(self._record)
             ended_ns, notes_reads = status.st_mtime_ns, status.st_atime_ns > status.st_mtime_ns
+            if "scope" not in content:
+                return None  # No restore has ended; see `note_first_host`.
             if "ref" not in content:
                 return Restored(ended_ns, notes_reads=notes_reads)
             ref, data = read_ref(content), read_whole(self._manifest)

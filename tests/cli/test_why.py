@@ -170,6 +170,17 @@ def test_where_nothing_was_restored_it_says_what_to_do(cli: Cli) -> None:
     assert "kstore exec other/v1" in other.err
 
 
+def test_where_the_only_restore_failed_it_does_not_say_that_there_was_nothing_to_restore(cli: Cli) -> None:
+    """The root remembers the host all the same."""
+    cli.write("inductor/ab/cone.py", "# built")
+    assert cli("commit", "my/v1").code == 0
+    root = cli.folder / "another"
+    assert cli("restore", "my/v1", "--generation", "7", "--cache-root", str(root)).code == 3
+    assert (root / ".kstore/restored.json").exists()
+
+    assert "nothing was restored into this cache root" in cli("why", "my/v1", "--cache-root", str(root)).err
+
+
 def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
     same = "TensorMetadata(dtype=torch.float32, "
     run(cli, "one", entry(example_inputs__0=f"{same}shape=torch.Size([16, 48]), stride=(48, 1), layout=strided)"))
