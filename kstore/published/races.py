@@ -14,8 +14,8 @@ MAX_RACES = 1000
 """
 _PATIENCE = 8
 """How many times as long as an attempt takes its writer waits before the next one, at most."""
-_LONGEST = 10.0
-"""Seconds: no wait is longer."""
+_LONGEST = 2.0
+"""Seconds: no wait is longer, since a job that is told to end may be about to publish."""
 _random = SystemRandom()
 """Not `random`: its sequence belongs to the job."""
 
