@@ -169,7 +169,8 @@ class Store:
             report = self._commit(key, worker)
         finally:
             warn_of_moved(worker)
-        self._release(worker)
+        if worker:
+            worker.give_up_lease()
         return report
 
     def checkpoint(self, key: str) -> CommitReport:
@@ -182,7 +183,8 @@ class Store:
         concern the caller: the lease lapses.
         """
         with suppress(OSError, KstoreError):
-            self._release(self._committer(key))
+            if worker := self._committer(key):
+                worker.give_up_lease()
 
     def _committer(self, key: str) -> Worker | None:
         """None if this worker may not write."""
@@ -199,18 +201,6 @@ class Store:
             report = commit(worker)
         self._ahead = ()
         return report
-
-    def _release(self, worker: Worker | None) -> None:
-        with suppress(OSError, KstoreError):
-            if worker and (nonce := worker.state.lease()):
-                self._release_lease(worker, nonce)
-
-    def _release_lease(self, worker: Worker, nonce: str) -> None:
-        from kstore.flight import release
-        from kstore.operations.wait import lease_of
-
-        worker.state.save_lease("")
-        release(lease_of(self.storage, worker.scope, worker.lease_ttl, nonce))
 
     def upload_ahead(self, key: str) -> None:
         """Upload what is finished in the cache root of `key`, so that the next `commit` needs only to publish it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from kstore.deadline import Waiting
 from kstore.digest import digest_of
 from kstore.environment import Environment
 from kstore.environment.ownhost import OwnHost
+from kstore.errors import KstoreError
 from kstore.files import read_whole
 from kstore.lazy import cached_property
 from kstore.local.cacheroot import CacheRoot
@@ -117,6 +119,18 @@ class Worker:
     def bound_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that run only on hosts like this one."""
         return manifest.hosts.get(self.host.fingerprint, {}) if manifest.hosts else {}
+
+    def give_up_lease(self) -> None:
+        """Compile for nobody else any more: another worker that waits goes on with it, if any does. If the store cannot
+        be told, the lease lapses.
+        """
+        with suppress(OSError, KstoreError):
+            if nonce := self.state.lease():
+                from kstore.flight import release
+                from kstore.operations.wait import lease_of
+
+                self.state.save_lease("")
+                release(lease_of(self.storage, self.scope, self.lease_ttl, nonce))
 
     def read_stored(self, path: str, entry: Entry) -> bytes | None:
         """A file of the cache root, in the form in which it is stored; None if it is no longer what was scanned."""
