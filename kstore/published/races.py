@@ -12,6 +12,8 @@ from kstore.scope import Scope
 MAX_RACES = 1000
 """Attempts to publish a generation. Nobody loses so many to others: if all fail, a folder does not list what is in it.
 """
+_EAGER = 16
+"""Races that a writer may lose without waiting: among so few others it would only lose time."""
 _PATIENCE = 8
 """How many times as long as an attempt takes its writer waits before the next one, at most."""
 _LONGEST = 2.0
@@ -23,14 +25,15 @@ _random = SystemRandom()
 def races() -> Iterator[None]:
     """The attempts of one writer to publish; if they all fail, it is `outraced`.
 
-    Whoever loses again and again lets others go first, for a while that nobody shares. When a fleet commits all at
-    once, most attempts would be in vain otherwise, and each is work for the store and for the host.
+    Whoever loses again and again lets others go first, each for another while. When a large fleet commits all at once,
+    nearly every attempt would be in vain otherwise, and each is work for the store and for the host.
     """
-    for lost in range(MAX_RACES):
+    for lost in range(1, MAX_RACES + 1):
         began = time.monotonic()
         yield
         took = time.monotonic() - began
-        time.sleep(min(_LONGEST, _random.uniform(0, min(lost, _PATIENCE)) * took))
+        patience = min(max(lost - _EAGER, 0), _PATIENCE)
+        time.sleep(min(_LONGEST, _random.uniform(0, patience) * took))
 
 
 def outraced(scope: Scope) -> StoreUnavailable:
