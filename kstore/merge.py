@@ -29,11 +29,11 @@ from itertools import chain
 from kstore.published.manifest import GROUP, MERGE, SLOT, Files, folders_of, parents_of, unit_of
 
 MAX_VARIANTS = 8
+_FEW = 16
+"""Units that a path is compared with one by one."""
 
 Declined = Mapping[str, bytes]
 """Path → digest of what ours offered and did not get in, or `NOT_TAKEN`."""
-_FEW = 16
-"""Units that a path is compared with one by one."""
 NOT_TAKEN = b""
 """Ours never had what base has there: whatever ours has there is no change of it."""
 

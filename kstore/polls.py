@@ -11,7 +11,7 @@ from kstore.deadline import Waiting
 from kstore.errors import UsageError
 
 _FIRST, _LONGEST, _GROWTH = 0.1, 2.0, 1.3  # seconds, seconds, factor
-_random = SystemRandom()
+RANDOM = SystemRandom()
 """Not `random`: its sequence belongs to the job."""
 
 
@@ -39,6 +39,6 @@ def polls(seconds: float, waiting: Waiting) -> Iterator[None]:
         left = end - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, pause * _random.uniform(0.5, 1)))
+        time.sleep(min(left, pause * RANDOM.uniform(0.5, 1)))
         waiting.check()
         pause = min(_LONGEST, pause * _GROWTH)

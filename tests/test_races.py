@@ -146,7 +146,7 @@ class TestWaits:
         """Collects the waits, each as long as it can be, and lets nobody wait."""
         waits: list[float] = []
         monkeypatch.setattr(racing.time, "sleep", waits.append)
-        monkeypatch.setattr(racing, "_random", Longest())
+        monkeypatch.setattr(racing, "RANDOM", Longest())
         return waits
 
     def attempts(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from random import SystemRandom
 
 from kstore.errors import StoreUnavailable
+from kstore.polls import RANDOM
 from kstore.scope import Scope
 
 MAX_RACES = 1000
@@ -18,8 +18,6 @@ _PATIENCE = 8
 """How many times as long as an attempt takes its writer waits before the next one, at most."""
 _LONGEST = 2.0
 """Seconds: no wait is longer, since a job that is told to end may be about to publish."""
-_random = SystemRandom()
-"""Not `random`: its sequence belongs to the job."""
 
 
 def races() -> Iterator[None]:
@@ -33,7 +31,7 @@ def races() -> Iterator[None]:
         yield
         took = time.monotonic() - began
         patience = min(max(lost - _EAGER, 0), _PATIENCE)
-        time.sleep(min(_LONGEST, _random.uniform(0, patience) * took))
+        time.sleep(min(_LONGEST, RANDOM.uniform(0, patience) * took))
 
 
 def outraced(scope: Scope) -> StoreUnavailable:
