@@ -322,10 +322,13 @@ def the_newest_ref_is_damaged(node: Node, patch: pytest.MonkeyPatch) -> None:
     node.restore()
 
 
-@pytest.mark.parametrize(
+however_it_fails = pytest.mark.parametrize(
     "restore",
     [a_server_has_errors, the_store_is_not_mounted, the_generation_is_not_there, the_newest_ref_is_damaged],
 )
+
+
+@however_it_fails
 def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,10 +344,7 @@ def test_a_restore_that_fails_leaves_nothing_of_the_host_before(
     assert tree.has(own), "it was built on this one"
 
 
-@pytest.mark.parametrize(
-    "restore",
-    [a_server_has_errors, the_store_is_not_mounted, the_generation_is_not_there, the_newest_ref_is_damaged],
-)
+@however_it_fails
 def test_a_new_root_remembers_its_host_though_the_restore_failed(
     restore: Callable[[Node, pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

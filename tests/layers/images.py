@@ -89,6 +89,13 @@ def kernels(worker: Node) -> set[str]:
     return {next(path.glob("k.ptx")).read_text().split()[2] for path in whole}
 
 
+def commit_each(node: Node, *names: str) -> None:
+    """Commit after each name."""
+    for name in names:
+        fill(node, name)
+        node.commit()
+
+
 def has(worker: Node) -> set[str]:
     """The names of which it has both the module and the kernel."""
     assert modules(worker) == kernels(worker)

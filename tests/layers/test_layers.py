@@ -30,7 +30,18 @@ from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.store import Store
 from tests.faults.reading import unlistable
-from tests.layers.images import GROUP_FILES, Fleet, Worker, fill, fingerprint, has, kernels, modules, objects
+from tests.layers.images import (
+    GROUP_FILES,
+    Fleet,
+    Worker,
+    commit_each,
+    fill,
+    fingerprint,
+    has,
+    kernels,
+    modules,
+    objects,
+)
 from tests.test_repair import rot_frame
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree, as_if_newer, contents
 
@@ -118,9 +129,7 @@ def test_a_generation_is_that_of_the_store_in_charge(fleet: Fleet) -> None:
     fleet.bake("one")
     worker = fleet.worker("worker")
     assert worker.restore(generation=1).store == str(fleet.base)
-    for name in ("two", "three"):
-        fill(worker, name)
-        worker.commit()
+    commit_each(worker, "two", "three")
     again = fleet.worker("again")
     assert again.restore(generation=2).store == str(fleet.shared)
     with pytest.raises(MissError, match="no generation 7"):
@@ -325,9 +334,7 @@ def test_a_rollback_to_a_number_goes_above_what_a_newer_kstore_has_published(
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()
-    for name in ("two", "three"):
-        fill(worker, name)
-        worker.commit()
+    commit_each(worker, "two", "three")
     as_if_newer(worker.location / worker.newest().name)
 
     assert worker.store.rollback(KEY, 1).generation == 3
@@ -392,9 +399,7 @@ def test_a_root_whose_generation_is_damaged_now_gets_the_one_before_it_and_not_t
     fleet = Fleet(tmp_path, "loose", "loose")
     fleet.bake("one")
     other = fleet.without("other")
-    for name in ("two", "three"):
-        fill(other, name)
-        other.commit()
+    commit_each(other, "two", "three")
     assert fleet.worker("worker").restore().generation == 2
     (ref,) = fleet.shared.glob("refs/**/2")
     ref.chmod(0o644)
@@ -477,9 +482,7 @@ def test_a_pack_that_is_gone_above_is_put_back_without_what_the_image_has(tmp_pa
     fleet.bake("one")
     worker = fleet.worker("worker")
     worker.restore()
-    for name in ("two", "three"):
-        fill(worker, name)
-        worker.commit()
+    commit_each(worker, "two", "three")
     lost = worker.newest().packs[1]  # The first one has the manifest that others follow on.
     fill(worker, "four")
     worker.commit()
