@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kstore.backends import PosixBackend
@@ -275,9 +276,12 @@ class Storage:
         Raises:
             IntegrityError: its manifest is missing or damaged.
         """
-        blobs = self.holder(ref).blobs
+        return self.read_snapshot(ref, partial(read_manifest, self.holder(ref).blobs, ref))
+
+    def read_snapshot(self, ref: Ref, read: Callable[[], bytes]) -> Snapshot:
+        """The same, if `read` reads the manifest."""
         try:
-            data = read_manifest(blobs, ref)
+            data = read()
         except IntegrityError as error:
             raise IntegrityError(
                 f"the manifest of generation {ref.generation} of {ref.scope} is lost: {error}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
@@ -128,6 +128,12 @@ class BlobStore:
         """One pack; its index is read once."""
         return self._readers.setdefault(pack_id, PackReader(self._backend, pack_id, tails=self._tails))
 
+    def keep_only(self, packs: Container[str]) -> None:
+        """Forget what is known about all other packs: that takes memory."""
+        for pack_id in list(self._readers):
+            if pack_id not in packs:
+                self._readers.pop(pack_id, None)
+
     def close(self) -> None:
         """Close the packs that are open for parts that nobody will load any more."""
         for reader in list(self._readers.values()):
@@ -135,12 +141,18 @@ class BlobStore:
 
     def digests_in(self, packs: Iterable[str]) -> set[bytes]:
         """The digests in these packs; packs that cannot be read are left out."""
-        packs, found = tuple(packs), set[bytes]()
-        self._read_indexes(packs)
+        return self.contents(packs)[0]
+
+    def contents(self, packs: Iterable[str]) -> tuple[set[bytes], set[str]]:
+        """The digests in these packs, and those of the packs that do not say what they hold."""
+        packs, found, unread = tuple(packs), set[bytes](), set[str]()
+        self.read_indexes(packs)
         for pack_id in packs:
             if index := self._index_of(pack_id):
                 found.update(index.digests)
-        return found
+            else:
+                unread.add(pack_id)
+        return found, unread
 
     def _index_of(self, pack_id: str) -> PackIndex | None:
         """What a pack holds; None if it does not say."""
@@ -150,7 +162,7 @@ class BlobStore:
             log.debug("pack %s: %s", pack_id, error)
             return None
 
-    def _read_indexes(self, packs: Iterable[str]) -> None:
+    def read_indexes(self, packs: Iterable[str]) -> None:
         """Read the indexes of packs side by side, because each takes several round trips to the store.
 
         What is wrong with one will be known when it is used.
@@ -167,7 +179,7 @@ class BlobStore:
         yield from packs[:1]
         for start in range(1, len(packs), _INDEX_THREADS):
             some = packs[start : start + _INDEX_THREADS]
-            self._read_indexes(some)
+            self.read_indexes(some)
             yield from some
 
     def can_read(self, pack_id: str) -> bool:

@@ -64,14 +64,16 @@ def command(invocation: Invocation, prefix: str) -> int:
 
 def _newest(store: Store, prefix: str) -> tuple[list[Ref], list[KstoreError]]:
     """The newest generation of each scope, and why some cannot be determined."""
+    from kstore.far import ask_each
     from kstore.published.scopes import error_of, every_scope
 
     every, unlisted = every_scope(store.storage)
     refs, untold = [], list[KstoreError](error_of(store.storage, f) for f in unlisted if f.may_have(prefix))
     scopes = (scope for scope in every if scope.key.startswith(prefix))
-    for scope in sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment)):
+    in_order = sorted(scopes, key=lambda scope: (scope.key, scope.gpu, scope.environment))
+    for _, newest in ask_each(store.newest, in_order):
         try:
-            ref = store.newest(scope)
+            ref = newest()
         except (IntegrityError, StoreFormatError, StoreUnavailable) as error:
             untold.append(error)  # A store that is gone cannot be listed either.
         else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from kstore.damaged import sweep_damaged
 from kstore.errors import StoreUnavailable
+from kstore.far import ask_each
 from kstore.gc.cost import size_of
 from kstore.gc.digests import DigestSet
 from kstore.gc.inventory import Inventory
@@ -128,8 +130,8 @@ class _Collection:
             report.status, report.lists = GcStatus.INCOMPLETE, swept.unreadable
 
     def _live(self, marked: Marked) -> Count:
-        sizes = [size for pack in {*marked.packs, *marked.sought} if (size := size_of(self._storage, pack))]
-        return Count.of(sizes) + marked.found
+        sizes = (size() for _, size in ask_each(partial(size_of, self._storage), {*marked.packs, *marked.sought}))
+        return Count.of([*filter(None, sizes)]) + marked.found
 
     def _repack(self, marked: Marked) -> None:
         groups = worth_rewriting(self._storage, marked)

@@ -11,16 +11,18 @@ live again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Condemned
 from kstore.errors import IntegrityError, MissError
+from kstore.far import ask_each
 from kstore.gc.digests import DigestSet
 from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
+from kstore.published.fetched import Fetched, fetch_each
 from kstore.published.leaning import leaning
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref, RefState, ref_name
@@ -42,8 +44,10 @@ class Needs:
     """The same for the blobs that are in one of them."""
     leant: dict[bytes, int]
     """The same for those that were not uploaded because a store below had them: they may not be here."""
+    unread: frozenset[str] = frozenset()
+    """Those of the packs that do not say what they hold."""
     lacking: tuple[bytes, ...] = ()
-    """The loose ones that are missing, if one of the packs cannot be read: another pack may have them."""
+    """The loose ones that are missing, if a pack is unread: another pack may have them."""
 
 
 @dataclass(slots=True)
@@ -105,12 +109,13 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
     sizes = sizes_of(manifest.entries()) | ref.stored
-    inside = sizes.keys() & blobs.digests_in(ref.packs)
+    held, unread = blobs.contents(ref.packs)
+    inside = sizes.keys() & held
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}
     loose = {digest: size for digest, size in sizes.items() if digest not in inside and digest not in leant}
     packed = {digest: sizes[digest] for digest in inside}
-    lacking = () if all(map(blobs.can_read, ref.packs)) else tuple(blobs.loose.lacking(loose))
-    return Needs(ref.packs, loose, packed, leant, lacking)
+    lacking = tuple(blobs.loose.lacking(loose)) if unread else ()
+    return Needs(ref.packs, loose, packed, leant, frozenset(unread), lacking)
 
 
 def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
@@ -131,43 +136,44 @@ def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
 
 def mark(storage: Storage, gone: Container[str], marked: Marked, progress: Progress) -> None:
     """Mark what every generation needs, except those whose refs' names are in `gone`."""
-    for scope in storage.refs.all_scopes():
-        refs = _refs(storage, scope, gone, marked)
-        marked.newest.update(refs[-1:])
-        for ref in refs:
-            _mark_ref(storage, ref, marked)
-            progress.done += 1
-    marked.sought |= seek(storage, marked.lacking, marked.packs)
-
-
-def _refs(storage: Storage, scope: Scope, gone: Container[str], marked: Marked) -> list[Ref]:
-    refs = []
-    for generation in storage.refs.all_generations(scope):
-        if ref_name(scope, generation) in gone:
-            continue
+    newest: dict[Scope, Ref] = {}
+    for (scope, generation), fetch in fetch_each(storage, _staying(storage, gone)):
         try:
-            refs.append(storage.refs.get(scope, generation))
+            fetched = fetch()
         except MissError as error:
             # Another gc may have removed it since. One that is still listed but not found keeps all that it may name.
             if generation in storage.refs.all_generations(scope):
                 marked.unreadable.append(str(error))
         except IntegrityError as error:
             marked.unreadable.append(str(error))
-    return refs
+        else:
+            newest[scope] = fetched.ref
+            _mark_one(storage, fetched, marked)
+            progress.done += 1
+    marked.newest.update(newest.values())
+    marked.sought |= seek(storage, marked.lacking, marked.packs)
 
 
-def _mark_ref(storage: Storage, ref: Ref, marked: Marked) -> None:
-    blobs = storage.blobs_anew()
+def _staying(storage: Storage, gone: Container[str]) -> Iterator[tuple[Scope, int]]:
+    """Every generation that is not in `gone`, the oldest of a scope first."""
+    for scope, list_generations in ask_each(storage.refs.all_generations, storage.refs.all_scopes()):
+        for generation in list_generations():
+            if ref_name(scope, generation) not in gone:
+                yield scope, generation
+
+
+def _mark_one(storage: Storage, fetched: Fetched, marked: Marked) -> None:
+    ref = fetched.ref
     for pack in ref.packs:
         marked.packs.setdefault(pack, set()).add(ref)
-        if not blobs.can_read(pack):
-            marked.unread_packs.add(pack)
     try:
-        needs = needs_in(blobs, ref, Manifest.load(read_manifest(blobs, ref)))
+        needs = needs_in(fetched.blobs, ref, Manifest.load(fetched.data()))
     except (IntegrityError, OSError) as error:
+        marked.unread_packs.update(ref.packs)
         if storage.refs.exists(ref.scope, ref.generation):
             marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
         return
+    marked.unread_packs |= needs.unread
     new = marked.loose.add(needs.loose)
     lost = marked.there.absent(new)
     size = sum(map(needs.loose.__getitem__, new)) - sum(map(needs.loose.__getitem__, lost))

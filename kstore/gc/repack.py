@@ -17,11 +17,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from kstore.blobs import Layout
-from kstore.blobs.packindex import FRAME_SIZE
+from kstore.blobs.packindex import FRAME_SIZE, PackIndex
 from kstore.blobs.packreader import Blob, PackReader
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
+from kstore.far import ask_each
 from kstore.gc.mark import Marked
 from kstore.published.generations import are_present, republish
 from kstore.published.ref import Ref
@@ -48,11 +50,10 @@ def worth_rewriting(storage: Storage, marked: Marked) -> list[tuple[str, ...]]:
     """The packs that are worth rewriting; those that are to become one are together."""
     dead: list[tuple[str, ...]] = []
     small: dict[frozenset[Ref], list[tuple[int, str]]] = defaultdict(list)
-    for pack, refs in sorted(marked.packs.items()):
-        if pack in marked.unread_packs:
-            continue
-        users = frozenset(refs & marked.newest)
-        if users == refs and _is_mostly_dead(storage, pack, marked):
+    readable = {pack: refs for pack, refs in sorted(marked.packs.items()) if pack not in marked.unread_packs}
+    for pack, read_index in ask_each(partial(_index_of, storage, marked), readable):
+        users = frozenset(readable[pack] & marked.newest)
+        if (index := read_index()) and _is_mostly_dead(index, marked):
             dead.append((pack,))
         elif users and (size := _size(storage, pack)) < _SMALL:
             small[users].append((size, pack))
@@ -71,11 +72,17 @@ def _smallest(packs: list[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(pack for _, pack in packs[:count])
 
 
-def _is_mostly_dead(storage: Storage, pack: str, marked: Marked) -> bool:
+def _index_of(storage: Storage, marked: Marked, pack: str) -> PackIndex | None:
+    """What a pack holds that only newest generations name; None if others do, or if it does not say so now."""
+    if not marked.packs[pack] <= marked.newest:
+        return None
     try:
-        index = PackReader(storage.backend, pack).index
+        return PackReader(storage.backend, pack).index
     except (IntegrityError, OSError):
-        return False
+        return None
+
+
+def _is_mostly_dead(index: PackIndex, marked: Marked) -> bool:
     dead = set(marked.packed.absent(index.digests))
     live = sum(size for digest, size in zip(index.digests, index.sizes, strict=True) if digest not in dead)
     lost = sum(index.sizes) - live

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 
 from kstore.errors import IntegrityError, MissError
+from kstore.far import ask_each
 from kstore.gc.cost import Costs
 from kstore.gc.mark import is_whole
 from kstore.gc.policy import (
@@ -65,16 +66,22 @@ class Retention:
         return judge(cache(lambda generation: is_whole(self._storage, history.scope, generation.number)))
 
     def _histories(self) -> Iterator[History]:
-        for scope in self._storage.refs.all_scopes():
-            if not self._report.dry_run:
-                self._storage.refs.finish_drops(scope)
-            pins = self._storage.refs.pins(scope)
-            found = [self._generation(scope, number, pins) for number in self._storage.refs.all_generations(scope)]
-            generations = tuple(generation for generation in found if generation)
-            if generations:
-                newest = generations[-1]
-                used_at = max(last_used(self._storage.backend, scope), newest.since or newest.published_at)
-                yield History(scope, generations, used_at)
+        for _, look in ask_each(self._history, self._storage.refs.all_scopes()):
+            if history := look():
+                yield history
+
+    def _history(self, scope: Scope) -> History | None:
+        """One scope as it is now; None if it has no generation."""
+        if not self._report.dry_run:
+            self._storage.refs.finish_drops(scope)
+        pins = self._storage.refs.pins(scope)
+        found = [self._generation(scope, number, pins) for number in self._storage.refs.all_generations(scope)]
+        generations = tuple(generation for generation in found if generation)
+        if not generations:
+            return None
+        newest = generations[-1]
+        used_at = max(last_used(self._storage.backend, scope), newest.since or newest.published_at)
+        return History(scope, generations, used_at)
 
     def _generation(self, scope: Scope, number: int, pins: set[int]) -> Generation | None:
         try:

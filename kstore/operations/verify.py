@@ -10,20 +10,23 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from kstore.batches import batches
+from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.damaged import damaged_blobs
 from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.far import ask_each
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_in
 from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
+from kstore.published.fetched import Fetched, fetch_each
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref
@@ -97,20 +100,12 @@ class _Verification:
         """Digests of what may be whole in a pack that cannot be read just now."""
 
     def run(self, scopes: tuple[Scope, ...], *, lists_all: bool) -> None:
-        for scope in scopes:
-            try:
-                generations = self._storage.refs.generations(scope)
-            except OSError as error:
-                if lists_all:
-                    raise
-                self._report.unreadable.append(f"{scope}: {reason_of(error)}")
-                continue
-            for generation in generations:
-                self._survey(scope, generation)
+        for generation, fetch in fetch_each(self._storage, self._generations(scopes, lists_all=lists_all)):
+            self._survey(*generation, fetch)
         self._report.blobs += len(self._needed)
         self._progress.done, self._progress.total = 0, len(self._needed)
-        for pack in sorted({pack for ref in self.refs for pack in ref.packs}):
-            self._check_pack(pack)
+        for pack, reader in ask_each(self._reader, sorted({pack for ref in self.refs for pack in ref.packs})):
+            self._check_pack(pack, reader())
         self._read_loose()
         troubles = self._read_elsewhere()
         self._read_below()
@@ -120,6 +115,17 @@ class _Verification:
         lost, self.lost = self.lost, {}
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
+
+    def _generations(self, scopes: tuple[Scope, ...], *, lists_all: bool) -> Iterator[tuple[Scope, int]]:
+        for scope, list_generations in ask_each(self._storage.refs.generations, scopes):
+            try:
+                generations = list_generations()
+            except OSError as error:
+                if lists_all:
+                    raise
+                self._report.unreadable.append(f"{scope}: {reason_of(error)}")
+                continue
+            yield from ((scope, generation) for generation in generations)
 
     def is_newest_damaged(self) -> bool:
         """Whether a newest generation is damaged, or names a pack that is."""
@@ -148,10 +154,11 @@ class _Verification:
         """The newest ref of each scope."""
         return {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
 
-    def _survey(self, scope: Scope, generation: int) -> None:
+    def _survey(self, scope: Scope, generation: int, fetch: Callable[[], Fetched]) -> None:
         try:
-            ref = self._storage.refs.get(scope, generation)
-            manifest = self._storage.snapshot(ref).checked
+            fetched = fetch()
+            ref = fetched.ref
+            manifest = self._storage.read_snapshot(ref, fetched.data).checked
         except MissError:
             return
         except (IntegrityError, OSError, MemoryError) as error:
@@ -161,7 +168,7 @@ class _Verification:
         self.refs.append(ref)
         sizes = sizes_of(manifest.entries()) | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
-        self._loose.add(self._must_be_loose(ref, manifest))
+        self._loose.add(_must_be_loose(fetched.blobs, ref, manifest))
 
     def _tell_trouble(self, scope: Scope, generation: int, trouble: Exception) -> None:
         if generation not in self._storage.refs.generations(scope):  # gc has removed it since it was listed
@@ -171,19 +178,14 @@ class _Verification:
         else:
             self._report.unreadable.append(f"generation {generation} of {scope}: {reason_of(trouble)}")
 
-    def _must_be_loose(self, ref: Ref, manifest: Manifest) -> set[bytes]:
-        """What a generation needs and none of its packs has: it is linked when loose, and gc keeps it nowhere else.
-
-        If a pack does not say what it has, that is nothing.
-        """
-        blobs = self._storage.blobs_anew()
-        with suppress(MemoryError):
-            if all(map(blobs.can_read, ref.packs)):
-                return set(needs_in(blobs, ref, manifest).loose)
-        return set()
-
-    def _check_pack(self, pack: str) -> None:
+    def _reader(self, pack: str) -> PackReader:
+        """A pack whose index has been read, if it could be."""
         reader = PackReader(self._storage.backend, pack)
+        with suppress(IntegrityError, OSError, MemoryError):
+            _ = reader.index
+        return reader
+
+    def _check_pack(self, pack: str, reader: PackReader) -> None:
         trouble = self._read_pack(reader) and self._read_pack(reader)  # The trouble may pass.
         if trouble is None or not self._is_named(pack) or self._was_moved(pack):
             return
@@ -284,7 +286,7 @@ class _Verification:
             return
         if not self._storage.refs.exists(ref.scope, ref.generation):  # gc has removed it since it was read
             return
-        loose = self._must_be_loose(ref, manifest)
+        loose = _must_be_loose(self._storage.blobs_anew(), ref, manifest)
         lost = {digest: size for digest, size in lost.items() if digest not in self._whole or digest in loose}
         leant = leaning(manifest)
         files = list(manifest.items())
@@ -297,6 +299,17 @@ class _Verification:
         ):
             if paths := tuple(sorted(path for path, entry in files if entry.digest in digests)):
                 told.append(Damage(ref.scope, ref.generation, "", paths, where))
+
+
+def _must_be_loose(blobs: BlobStore, ref: Ref, manifest: Manifest) -> set[bytes]:
+    """What a generation needs and none of its packs has: it is linked when loose, and gc keeps it nowhere else.
+
+    If a pack does not say what it has, that is nothing.
+    """
+    with suppress(MemoryError):
+        needs = needs_in(blobs, ref, manifest)
+        return set() if needs.unread else set(needs.loose)
+    return set()
 
 
 def _read(loose: LooseBlobs, batch: Mapping[bytes, int]) -> tuple[set[bytes], dict[bytes, str]]:

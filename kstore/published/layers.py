@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kstore.deadline import Waiting, within
 from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable, WaitTimeout
+from kstore.far import ask_each
 from kstore.published.ref import RefState
 from kstore.published.snapshot import Snapshot
 from kstore.told import warn_once
@@ -228,7 +229,7 @@ def has_generations(storage: Storage, scope: Scope) -> bool:
 def generations(storage: Storage, scope: Scope) -> list[Ref]:
     """All generations of the store in charge, oldest first, including empty ones."""
     refs = in_charge(storage, scope).refs
-    return [refs.get(scope, number) for number in refs.generations(scope)]
+    return [get() for _, get in ask_each(partial(refs.get, scope), refs.generations(scope))]
 
 
 def ref_of(storage: Storage, scope: Scope, generation: int) -> Ref:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from kstore.backends import Backend, Upload
 from kstore.backends.base import NEAR, Child, numbers_in
 from kstore.blobs import loose, packindex
 from kstore.errors import IntegrityError, MissError, UsageError, reason_of
+from kstore.far import ask_each
 from kstore.files import CORRUPT, NO_FILE
 from kstore.published.ref import REFS, Ref, folder_of, load_ref, ref_name
 from kstore.scope import MAX_KEY_LENGTH, Scope
@@ -60,8 +62,8 @@ class Refs:
     def __init__(self, backend: Backend, depth: int = 0) -> None:
         self._backend = backend
         self._depth = depth
-        self._ahead: tuple[Scope, int, Future[bytes]] | None = None
-        """A ref that is being read before anybody has asked for it, for the next read."""
+        self._ahead: dict[Scope, tuple[int, Future[bytes]]] = {}
+        """Refs that are being read before anybody has asked for them, each for the next read of its scope."""
 
     def generations(self, scope: Scope) -> list[int]:
         """Published generations, oldest first: one directory read."""
@@ -77,7 +79,7 @@ class Refs:
         began, found = time.monotonic(), list[int]()
         for number in self._listed(scope):
             if not found and time.monotonic() - began > NEAR:
-                self._ahead = scope, number, begin(self._get, scope, number)
+                self._ahead[scope] = number, begin(self._get, scope, number)
             found.append(number)
         return sorted(found)
 
@@ -96,9 +98,9 @@ class Refs:
         return replace(ref, depth=self._depth) if self._depth else ref
 
     def _read(self, scope: Scope, generation: int) -> bytes:
-        ahead, self._ahead = self._ahead, None  # Only for this read: later the ref may be gone.
+        number, ahead = self._ahead.pop(scope, (0, None))  # Only for this read: later the ref may be gone.
         try:
-            return ahead[2].result() if ahead and ahead[:2] == (scope, generation) else self._get(scope, generation)
+            return ahead.result() if ahead and number == generation else self._get(scope, generation)
         except FileNotFoundError:
             raise _no_generation(scope, generation) from None
         except OSError as error:
@@ -289,21 +291,37 @@ def _numbers_with(suffix: str, children: Iterable[Child]) -> list[int]:
 
 def walk_scopes(look: Look, folder: str, gpu: str, key: str = "", pass_over: PassOver | None = None) -> Iterator[Scope]:
     """Every scope of one GPU that has a folder below `folder`, in order; `key` is a prefix such as `my-model`."""
-    for name in _parts(look, folder, gpu, key, pass_over):
+    yield from _walk(look, folder, gpu, key, partial(_folders, look, folder, gpu, key), pass_over)
+
+
+def _walk(
+    look: Look, folder: str, gpu: str, key: str, list_folders: Callable[[], list[str]], pass_over: PassOver | None
+) -> Iterator[Scope]:
+    """The same, if `list_folders` lists the folders of `key`."""
+    names = _or_pass_over(list_folders, gpu, key, pass_over)
+    longer = (f"{key}/{name}" if key else name for name in names if not name.startswith("@"))
+    listed = ask_each(partial(_folders, look, folder, gpu), longer)
+    for name in names:
         if name.startswith("@"):
             yield from _scope(gpu, key, name[1:])
         else:
-            yield from walk_scopes(look, folder, gpu, f"{key}/{name}" if key else name, pass_over)
+            yield from _walk(look, folder, gpu, *next(listed), pass_over)
 
 
 def _parts(look: Look, folder: str, gpu: str, key: str, pass_over: PassOver | None = None) -> list[str]:
+    return _or_pass_over(partial(_folders, look, folder, gpu, key), gpu, key, pass_over)
+
+
+def _folders(look: Look, folder: str, gpu: str, key: str) -> list[str]:
     """The folders there, in order: the next parts of longer keys, and environments. None are deeper than a key can be:
     otherwise a link that leads to a folder above it would have no end.
     """
-    if len(key) > MAX_KEY_LENGTH:
-        return []
+    return [] if len(key) > MAX_KEY_LENGTH else _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
+
+
+def _or_pass_over(list_folders: Callable[[], list[str]], gpu: str, key: str, pass_over: PassOver | None) -> list[str]:
     try:
-        return _folders_in(look("/".join(filter(None, (folder, gpu, key)))))
+        return list_folders()
     except OSError as error:
         if pass_over is None:
             raise

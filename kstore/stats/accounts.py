@@ -20,11 +20,12 @@ from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.digest import HEXADECIMAL
 from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.far import ask_each
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
 from kstore.gc.seek import seek
 from kstore.progress import Progress
-from kstore.published.delta import read_manifest
+from kstore.published.fetched import fetch_each
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref, RefState
 from kstore.report import Count
@@ -62,24 +63,36 @@ def holdings(
 ) -> Iterator[Holding]:
     """Every generation of these scopes that can be read; why others cannot be is appended to `unreadable`."""
     progress = progress or Progress()
-    for scope in scopes:
+    pins: dict[Scope, set[int]] = {}
+    for (scope, number), fetch in fetch_each(storage, _listed(storage, scopes, pins, unreadable)):
         try:
-            pins, generations = storage.refs.pins(scope), storage.refs.generations(scope)
+            fetched = fetch()
+            manifest = Manifest.load(fetched.data())
+            needs = needs_in(fetched.blobs, fetched.ref, manifest)
+            yield Holding(fetched.ref, number in pins[scope], manifest, needs)
+        except MissError:
+            continue  # removed since it was listed
+        except (IntegrityError, OSError) as error:
+            name = f"generation {number} of {scope}"
+            unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
+        progress.done += 1
+
+
+def _listed(
+    storage: Storage, scopes: Iterable[Scope], pins: dict[Scope, set[int]], unreadable: list[str]
+) -> Iterator[tuple[Scope, int]]:
+    """Every generation of these scopes; which of them are pinned is added to `pins`."""
+
+    def look(scope: Scope) -> tuple[set[int], list[int]]:
+        return storage.refs.pins(scope), storage.refs.generations(scope)
+
+    for scope, answer in ask_each(look, scopes):
+        try:
+            pins[scope], generations = answer()
         except OSError as error:
             unreadable.append(f"{scope}: {reason_of(error)}")
             continue
-        for number in generations:
-            try:
-                ref = storage.refs.get(scope, number)
-                blobs = storage.blobs_anew()
-                manifest = Manifest.load(read_manifest(blobs, ref))
-                yield Holding(ref, number in pins, manifest, needs_in(blobs, ref, manifest))
-            except MissError:
-                continue  # removed since it was listed
-            except (IntegrityError, OSError) as error:
-                name = f"generation {number} of {scope}"
-                unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
-            progress.done += 1
+        yield from ((scope, number) for number in generations)
 
 
 class Accounts(Generic[Group]):
@@ -169,8 +182,8 @@ class Accounts(Generic[Group]):
                 one.elsewhere += blob.size
         self._seek()
         self._count_loose()
-        for pack, owners in self._packs.items():
-            self._count_pack(pack, owners)
+        for pack, reader in ask_each(self._reader, self._packs):
+            self._count_pack(pack, reader)
         if survey:
             self._survey()
         self.space.unreadable += some_of([*self._hidden.values()], "other folder")
@@ -199,9 +212,16 @@ class Accounts(Generic[Group]):
                 self._saved.add(found)
                 self._packs.setdefault(pack, set()).update(*found.values())
 
-    def _count_pack(self, pack: str, owners: set[int]) -> None:
+    def _reader(self, pack: str) -> PackReader:
+        """A pack whose index has been read."""
+        reader = PackReader(self._storage.backend, pack)
+        _ = reader.index
+        return reader
+
+    def _count_pack(self, pack: str, ask_reader: Callable[[], PackReader]) -> None:
+        owners = self._packs[pack]
         try:
-            reader = PackReader(self._storage.backend, pack)
+            reader = ask_reader()
             self._count_frames(reader, owners)
             self._count_object(owners, reader.size)
         except (IntegrityError, OSError) as error:

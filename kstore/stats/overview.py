@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.far import ask_each
 from kstore.progress import Progress
 from kstore.published.ref import Ref
 from kstore.scope import Scope
@@ -144,9 +146,10 @@ def _commits(
 ) -> dict[Scope, Commits]:
     """The commits of all scopes whose refs can be listed; most often it is known already why others cannot be."""
     commits: dict[Scope, Commits] = {}
-    for scope in (*listed, *(scope for scope in misses if scope not in listed)):
+    every = (*listed, *(scope for scope in misses if scope not in listed))
+    for scope, answer in ask_each(partial(_commits_of, storage), every):
         try:
-            commits[scope] = _commits_of(storage, scope)
+            commits[scope] = answer()
         except OSError as error:
             trouble = f"{scope}: {reason_of(error)}"
             # What was only missed may be in a folder that hides many scopes.
@@ -161,10 +164,10 @@ def _restores(
     """The restores of each scope, hits and misses."""
     restores: dict[Scope, Totals] = {}
     hidden: list[str] = []
-    for scope in scopes:
+    for scope, hits in ask_each(partial(read_hits, storage.backend), scopes):
         restores[scope] = sum_of([misses.get(scope, Totals())])
         try:
-            restores[scope].add(read_hits(storage.backend, scope))
+            restores[scope].add(hits())
         except OSError as error:
             hidden.append(f"the hits of {scope}: {reason_of(error)}")
     unreadable += some_of(hidden, "other scope")

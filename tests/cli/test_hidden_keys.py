@@ -147,7 +147,7 @@ def test_hidden_loose_blobs_hide_no_others(cli: Cli, monkeypatch: pytest.MonkeyP
 
 def test_a_key_whose_manifest_cannot_be_read_exists(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.publish("my/v1")
-    monkeypatch.setattr("kstore.stats.accounts.read_manifest", raising(REFUSED))
+    monkeypatch.setattr("kstore.published.fetched.read_manifest", raising(REFUSED))
     result = cli("du", "my/v1")
 
     assert result.code == 4

@@ -141,6 +141,7 @@ def deterministic() -> Iterator[None]:
         _replace(patch, time, "time", lambda _: _WALL_NS / 1e9)
         _replace(patch, time, "time_ns", lambda _: _WALL_NS)
         _replace(patch, time, "monotonic", lambda actor: _clock(actor) / 1e9)
+        _replace(patch, time, "perf_counter", lambda _: 0.0)  # Every answer comes at once.
         _replace(patch, time, "clock_gettime", lambda actor, _: _clock(actor) / 1e9)
         _replace(patch, time, "clock_gettime_ns", lambda actor, _: _clock(actor))
         _replace(patch, os, "urandom", Conversation.random_bytes)
