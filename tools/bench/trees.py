@@ -52,6 +52,7 @@ class Sizes:
     copies: int = 11
     """How many copies of the corpus the big key has."""
     keys: int = 1000
+    far_keys: int = 100
     files_of_a_key: int = 2000
     files_of_a_model: int = 160
     """As many as a diffusion UNet has."""
@@ -64,7 +65,7 @@ class Sizes:
 
 QUICK = Sizes(
     corpus_kernels=12, corpus_models=("mlp-a",), public_models=(), release_kernels=10, releases=2, copies=2, keys=5,
-    files_of_a_key=40, files_of_a_model=16, commits=10, writers=3, workers=2, live_kernels=4,
+    far_keys=3, files_of_a_key=40, files_of_a_model=16, commits=10, writers=3, workers=2, live_kernels=4,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tools.bench.measures.distributed import distributed, far
 from tools.bench.measures.live import live
 from tools.bench.measures.local import first_commit, model, nothing_new, restore_link, restore_pack
 from tools.bench.measures.migrating import b10, fal
-from tools.bench.measures.scale import grown, keys, memory
+from tools.bench.measures.scale import grown, keys, keys_far, memory
 from tools.bench.measures.sizes import bytes_model, bytes_releases, one_kernel
 from tools.bench.measures.start import start, start_cuda, start_gpt2
 from tools.bench.race import Bench
@@ -32,6 +32,7 @@ MEASURES: dict[str, Callable[[Bench], Table]] = {
     "host": host,
     "memory": memory,
     "keys": keys,
+    "keys-far": keys_far,
     "grown": grown,
     "start": start,
     "start-gpt2": start_gpt2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from tools.bench import processes
@@ -18,6 +19,8 @@ from tools.bench.sharing import Program, Sharing
 from tools.bench.trees import files_in, vary
 
 _MIB = 1 << 20
+_LOOKS = ["ls"], ["stats"], ["du"], ["verify"], ["gc", "--dry-run"]
+"""Commands that look at a whole store."""
 
 
 def memory(bench: Bench) -> Table:
@@ -73,12 +76,30 @@ def keys(bench: Bench) -> Table:
     return table
 
 
+def keys_far(bench: Bench) -> Table:
+    """Looking at a store of many keys where each call takes long."""
+    sizes = bench.trees.sizes
+    table = Table("keys-far", f"A far store of {sizes.far_keys} keys")
+    tree = bench.trees.some(sizes.files_of_a_model)
+    describe(table, tree, "each key, with a fiftieth of the kernels its own")
+    few, many = "store of one key", f"store of {sizes.far_keys} keys"
+    try:
+        with bench.place("far", table) as place:
+            for column, count in (few, 1), (many, sizes.far_keys):
+                fill(_store(place, column), _filling(place, column), tree, count, tell)
+            for number in range(bench.rounds):
+                for column, words in product((few, many), _LOOKS):
+                    store = place.shared(1) / _store(place, column).name
+                    table.add(f"kstore {' '.join(words)}", column, _told_by(words, store).wall, Unit.SECONDS)
+                tell(f"keys-far: round {number + 1} of {bench.rounds}")
+    except Absent as error:
+        table.note(f"Not measured: {error}.")
+    return table
+
+
 def _look(place: Place, column: str, number: int, kernel: Path) -> Iterator[Reading]:
-    store = str(_store(place, column))
-    for row, words in ("kstore ls", ["ls"]), ("kstore gc --dry-run", ["gc", "--dry-run"]):
-        told = _run(["command", *words, "--store", store])
-        if told.last.status != "0":
-            raise RuntimeError(f"{row} ended with {told.last.status}")
+    for words in ["ls"], ["gc", "--dry-run"]:
+        row, told = f"kstore {' '.join(words)}", _told_by(words, _store(place, column))
         yield Reading(row, told.wall)
         yield Reading(f"{row}: peak memory", told.peak, Unit.BYTES)
     yield from _work(_store(place, column), place.local / column / f"worker{number}", kernel, number)
@@ -122,6 +143,14 @@ def _work(store: Path, root: Path, kernel: Path, number: int) -> Iterator[Readin
     if committed.last.status != "committed":
         raise RuntimeError(f"the commit was {committed.last.status}")
     yield Reading("commit of one more kernel", committed.last.seconds)
+
+
+def _told_by(words: list[str], store: Path) -> Told:
+    """What a kstore command that succeeds says of a store."""
+    told = _run(["command", *words, "--store", str(store)])
+    if told.last.status != "0":
+        raise RuntimeError(f"kstore {words[0]} ended with {told.last.status}")
+    return told
 
 
 def _run(step: list[str]) -> Told:
