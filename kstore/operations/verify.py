@@ -307,8 +307,8 @@ def _must_be_loose(blobs: BlobStore, ref: Ref, manifest: Manifest) -> set[bytes]
     If a pack does not say what it has, that is nothing.
     """
     with suppress(MemoryError):
-        needs = needs_in(blobs, ref, manifest)
-        return set() if needs.unread else set(needs.loose)
+        if all(map(blobs.can_read, ref.packs)):
+            return set(needs_in(blobs, ref, manifest).loose)
     return set()
 
 

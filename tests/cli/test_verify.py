@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.cli.commandline import Cli
+from tests.cli.test_hidden_keys import raising
 
 
 def damage(cli: Cli, content: str = "one") -> None:
@@ -159,3 +160,14 @@ def test_what_cannot_be_read_is_named_and_is_not_damage(cli: Cli, monkeypatch: p
     assert "not everything could be read" in result.out
     assert "--repair" not in result.err
     assert cli("verify").code == 0
+
+
+def test_a_lost_pack_is_told_though_loose_blobs_are_hidden(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        cli.write(f"inductor/ab/c{name}.py", name)
+        cli("commit", "my/v1", "--layout", "packed")
+    first = min((cli.store / "packs").iterdir(), key=lambda pack: pack.stat().st_mtime_ns)
+    first.unlink()
+    monkeypatch.setattr("kstore.backends.PosixBackend.stat_many", raising(PermissionError(13, "denied")))
+    found = cli("verify", "--json").json
+    assert found["packs"] == [first.name]
