@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -28,14 +27,25 @@ def ask_each(
     rest = iter(items)
     for item in rest:
         began = time.perf_counter()
-        answer = answer_now(partial(ask, item))
+        answer = attempt(partial(ask, item))
         is_far = time.perf_counter() - began > NEAR
-        yield item, answer.result
+        yield item, answer
         if is_far:
             break
 
-    def ask_ahead(item: Item) -> tuple[Item, Future[Answer]]:
-        return item, answer_now(partial(ask, item))
+    def ask_ahead(item: Item) -> tuple[Item, Callable[[], Answer]]:
+        return item, attempt(partial(ask, item))
 
-    for item, answer in map_ahead(ask_ahead, rest, threads, threads):
-        yield item, answer.result
+    # Whoever interrupts this does not wait for a store that hangs.
+    yield from map_ahead(ask_ahead, rest, threads, threads, waits=False)
+
+
+def attempt(function: Callable[[], Answer]) -> Callable[[], Answer]:
+    """Call `function` now; returns what gives its answer or raises its error. What ends the process, such as Ctrl-C, is
+    raised at once.
+    """
+    answer = answer_now(function)
+    error = answer.exception()
+    if error is None or isinstance(error, Exception):
+        return answer.result
+    raise error

@@ -61,13 +61,16 @@ class Pool(Executor):
 
 
 def map_ahead(
-    function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1, threads: int = 1
+    function: Callable[[Item], Answer], items: Iterable[Item], ahead: int = 1, threads: int = 1, *, waits: bool = True
 ) -> Iterator[Answer]:
     """What `function` returns for each item, in order. While the caller uses one answer, this many `threads` find
     the next ones; at most `ahead` of them are held.
+
+    Once no answers are wanted any more, it waits for the threads that are finding some, unless told not to.
     """
     pool = Pool(threads)
     asked: deque[Future[Answer]] = deque()
+    is_left = True
     try:
         for item in items:
             asked.append(submit(pool, function, item))
@@ -75,8 +78,9 @@ def map_ahead(
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result()
-    finally:  # Nobody waits for answers that are not wanted any more.
-        pool.shutdown(cancel_futures=True)
+        is_left = False
+    finally:
+        pool.shutdown(wait=waits or not is_left, cancel_futures=True)
 
 
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
@@ -168,6 +172,8 @@ def _answer(answer: Future[Answer], function: Callable[[], Answer]) -> None:
     try:
         answer.set_result(function())
     except BaseException as error:
+        if answer.done():  # It was given, and a signal handler has raised since.
+            raise
         answer.set_exception(error)
     finally:
         del answer, function  # An error refers to this frame: they would hold each other, and all that was being done.

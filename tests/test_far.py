@@ -13,6 +13,7 @@ from kstore.errors import MissError
 from kstore.far import ask_each
 from kstore.published.fetched import fetch_each
 from kstore.scope import Scope
+from tests.cli.test_hidden_keys import raising
 from tests.stats.stores import commit
 from tests.trees import KEY
 
@@ -62,6 +63,31 @@ class TestQuestions:
                 found.append(None)
         assert found == [1, None, 1, None]
 
+    @pytest.mark.parametrize("near", [60.0, -1.0], ids=["near", "far"])
+    def test_an_interruption_is_no_answer(self, near: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing else is asked first: the store may hang."""
+        monkeypatch.setattr("kstore.far.NEAR", near)
+        with pytest.raises(KeyboardInterrupt):
+            next(ask_each(raising(KeyboardInterrupt()), range(3)))
+
+    @pytest.mark.usefixtures("far")
+    def test_nobody_waits_for_answers_that_are_not_wanted_any_more(self) -> None:
+        """Ctrl-C closes it, and the store may hang."""
+        begun, go_on, ended = threading.Event(), threading.Event(), list[int]()
+
+        def ask(item: int) -> None:
+            if item > 1:
+                begun.set()
+                go_on.wait(10)
+                ended.append(item)
+
+        each = ask_each(ask, range(4), threads=2)
+        assert [item for item, _ in (next(each), next(each))] == [0, 1]
+        assert begun.wait(60)
+        each.close()  # type: ignore[attr-defined]
+        assert not ended
+        go_on.set()
+
     @pytest.mark.usefixtures("far")
     def test_no_more_is_asked_than_threads_are_allowed(self) -> None:
         given = list[int]()
@@ -99,6 +125,15 @@ class TestGenerations:
             every.append((node.newest(f"model/v{number}").scope, 1))
         blobs = [fetch().blobs for _, fetch in fetch_each(node.store.storage, every)][-1]
         assert len(blobs._readers) == 2
+
+    def test_an_interruption_while_it_is_read_what_packs_hold_is_raised(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """gc is ended by a signal, and must not go on as if nothing had come."""
+        node = commit(tmp_path, KEY, "kernel")
+        monkeypatch.setattr("kstore.published.fetched._Fetcher._read_indexes", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            next(fetch_each(node.store.storage, [(node.newest().scope, 1)]))
 
     def test_one_that_is_gone_costs_itself(self, tmp_path: Path) -> None:
         node = commit(tmp_path, KEY, "kernel")

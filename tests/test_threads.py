@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from kstore import threads
-from kstore.threads import Pool, map_ahead, submit
+from kstore.threads import Pool, answer_now, map_ahead, submit
 
 
 def test_all_that_is_submitted_is_done() -> None:
@@ -107,6 +108,17 @@ def test_an_error_is_the_answer_and_the_thread_goes_on() -> None:
         with pytest.raises(ZeroDivisionError):
             pool.submit(divmod, 1, 0).result(60)
         assert pool.submit(divmod, 1, 1).result(60) == (1, 0)
+
+
+def test_an_interruption_of_a_thread_that_has_its_answer_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(answer: Future[int], result: int) -> None:
+        set_result(answer, result)
+        raise KeyboardInterrupt
+
+    set_result = Future.set_result
+    monkeypatch.setattr(Future, "set_result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer_now(lambda: 1)
 
 
 def test_an_error_that_nobody_knows_any_more_holds_nothing() -> None:

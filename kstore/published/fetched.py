@@ -11,12 +11,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore
-from kstore.far import ask_each
+from kstore.far import ask_each, attempt
 from kstore.published.delta import read_manifest
 from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.storage import Storage
-from kstore.threads import answer_now
 
 _THREADS = 4
 """As many manifests are held, and looked at, at a time."""
@@ -51,9 +50,9 @@ class _Fetcher:
         ref = self._refs.get(*generation)
         self._recent.append(ref.packs)
         self._blobs.keep_only(set(chain.from_iterable(self._recent.copy())))
-        data = answer_now(partial(read_manifest, self._blobs, ref))
-        answer_now(partial(self._read_indexes, ref.packs))  # Whoever asks what a pack holds sees what is wrong with it.
-        return Fetched(ref, data.result, self._blobs)
+        data = attempt(partial(read_manifest, self._blobs, ref))
+        attempt(partial(self._read_indexes, ref.packs))  # Whoever asks what a pack holds sees what is wrong with it.
+        return Fetched(ref, data, self._blobs)
 
     def _read_indexes(self, packs: Sequence[str]) -> None:
         self._blobs.read_indexes(packs)

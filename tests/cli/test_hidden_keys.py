@@ -154,7 +154,7 @@ def test_a_key_whose_manifest_cannot_be_read_exists(cli: Cli, monkeypatch: pytes
     assert "generation 1 of my/v1" in result.err and "nothing is published" not in result.err
 
 
-def raising(error: Exception) -> Callable[..., Any]:
+def raising(error: BaseException) -> Callable[..., Any]:
     def fail(*_: object) -> None:
         raise error
 
