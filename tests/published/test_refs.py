@@ -311,3 +311,19 @@ def test_a_pin_of_what_is_removed_meanwhile_fails_and_stays_for_who_else_relies_
     with pytest.raises(MissError, match="has no generation 1"):
         refs.pin(SCOPE, 1)
     assert refs.pins(SCOPE) == {1}
+
+
+def test_what_was_read_ahead_in_a_listing_that_failed_is_forgotten(
+    refs: Refs, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_in_part(folder: str) -> Iterator[Child]:
+        yield Child("1", False)
+        raise OSError(5, "it fails")
+
+    backend.put_if_absent(REF.name, REF.dump())
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.published.refs.NEAR", -1.0)
+        patch.setattr(backend, "list", list_in_part)
+        with pytest.raises(OSError, match="it fails"):
+            refs.generations_ahead(SCOPE)
+    assert refs._ahead == {}
