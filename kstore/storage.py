@@ -69,6 +69,7 @@ class Storage:
         self.depth = depth
         self.backend = PosixBackend(root)
         self.refs = Refs(self.backend, depth)
+        self._told: set[str] = set()
         self.blobs = self.blobs_anew()
         self.below = Below(self, tuple(Storage(path, depth=number) for number, path in enumerate(below, 1)))
         self.place: tuple[int, int] | None = None
@@ -86,7 +87,7 @@ class Storage:
 
     def blobs_anew(self) -> BlobStore:
         """The same blobs, with nothing known about them yet: what is known takes memory, and may be out of date."""
-        return BlobStore(self.backend)
+        return BlobStore(self.backend, self._told)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,5 +10,6 @@ _told: set[str] = set()
 def warn_once(log: logging.Logger, message: str, *values: object) -> None:
     """Log a warning, unless this process has said just that before: then it is for debugging."""
     text = message % values if values else message
-    log.log(logging.DEBUG if text in _told else logging.WARNING, "%s", text)
-    _told.add(text)
+    level = logging.DEBUG if text in _told else logging.WARNING
+    _told.add(text)  # before it is logged: other threads may be about to say the same
+    log.log(level, "%s", text)

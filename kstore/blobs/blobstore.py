@@ -67,14 +67,14 @@ class _Search:
 class BlobStore:
     """The blobs of one store."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, told: set[str] | None = None) -> None:
+        """`told` are the packs that the log already says cannot be read; others are added to them."""
         self._backend = backend
         self._readers: dict[str, PackReader] = {}
         self._tails = Tails()
         self._search: _Search | None = None
         """How far an operation in a hurry looks; None if all packs may be looked through."""
-        self._told: set[str] = set()
-        """The packs that the log already says cannot be read."""
+        self._told = set() if told is None else told
         self.loose = LooseBlobs(backend)
 
     @contextmanager

@@ -171,3 +171,11 @@ def test_a_lost_pack_is_told_though_loose_blobs_are_hidden(cli: Cli, monkeypatch
     monkeypatch.setattr("kstore.backends.PosixBackend.stat_many", raising(PermissionError(13, "denied")))
     found = cli("verify", "--json").json
     assert found["packs"] == [first.name]
+
+
+def test_a_pack_that_cannot_be_read_is_warned_of_once(cli: Cli) -> None:
+    for name, layout in (("one", "packed"), ("two", "loose")):
+        cli.write(f"inductor/ab/c{name}.py", name)
+        cli("commit", "my/v1", "--layout", layout)
+    next((cli.store / "packs").iterdir()).unlink()
+    assert cli("verify").err.count("cannot be read in full") == 1
