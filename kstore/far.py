@@ -27,20 +27,20 @@ def ask_each(
     rest = iter(items)
     for item in rest:
         began = time.perf_counter()
-        answer = attempt(partial(ask, item))
+        answer = asked(partial(ask, item))
         is_far = time.perf_counter() - began > NEAR
         yield item, answer
         if is_far:
             break
 
     def ask_ahead(item: Item) -> tuple[Item, Callable[[], Answer]]:
-        return item, attempt(partial(ask, item))
+        return item, asked(partial(ask, item))
 
     # Whoever interrupts this does not wait for a store that hangs.
     yield from map_ahead(ask_ahead, rest, threads, threads, waits=False)
 
 
-def attempt(function: Callable[[], Answer]) -> Callable[[], Answer]:
+def asked(function: Callable[[], Answer]) -> Callable[[], Answer]:
     """Call `function` now; returns what gives its answer or raises its error. What ends the process, such as Ctrl-C, is
     raised at once.
     """

@@ -66,11 +66,11 @@ def map_ahead(
     """What `function` returns for each item, in order. While the caller uses one answer, this many `threads` find
     the next ones; at most `ahead` of them are held.
 
-    Once no answers are wanted any more, it waits for the threads that are finding some, unless told not to.
+    In the end it waits for the threads, which may still be finding answers that nobody wants any more, unless it is
+    told not to.
     """
     pool = Pool(threads)
     asked: deque[Future[Answer]] = deque()
-    is_left = True
     try:
         for item in items:
             asked.append(submit(pool, function, item))
@@ -78,9 +78,8 @@ def map_ahead(
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result()
-        is_left = False
     finally:
-        pool.shutdown(wait=waits or not is_left, cancel_futures=True)
+        pool.shutdown(wait=waits, cancel_futures=True)
 
 
 def submit(pool: Executor, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore
-from kstore.far import ask_each, attempt
+from kstore.far import ask_each, asked
 from kstore.published.delta import read_manifest
 from kstore.published.ref import Ref
 from kstore.scope import Scope
@@ -50,8 +50,8 @@ class _Fetcher:
         ref = self._refs.get(*generation)
         self._recent.append(ref.packs)
         self._blobs.keep_only(set(chain.from_iterable(self._recent.copy())))
-        data = attempt(partial(read_manifest, self._blobs, ref))
-        attempt(partial(self._read_indexes, ref.packs))  # Whoever asks what a pack holds sees what is wrong with it.
+        data = asked(partial(read_manifest, self._blobs, ref))
+        asked(partial(self._read_indexes, ref.packs))  # Whoever asks what a pack holds sees what is wrong with it.
         return Fetched(ref, data, self._blobs)
 
     def _read_indexes(self, packs: Sequence[str]) -> None:

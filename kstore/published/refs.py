@@ -77,14 +77,13 @@ class Refs:
         listing ends: there is seldom another.
         """
         began, found = time.monotonic(), list[int]()
-        try:
-            for number in self._listed(scope):
-                if not found and time.monotonic() - began > NEAR:
-                    self._ahead[scope] = number, begin(self._get, scope, number)
-                found.append(number)
-        except BaseException:
-            self._ahead.pop(scope, None)  # Nobody reads it next, and later it may be gone.
-            raise
+        ahead: tuple[int, Future[bytes]] | None = None
+        for number in self._listed(scope):
+            if not found and time.monotonic() - began > NEAR:
+                ahead = number, begin(self._get, scope, number)
+            found.append(number)
+        if ahead:
+            self._ahead[scope] = ahead
         return sorted(found)
 
     def get(self, scope: Scope, generation: int) -> Ref:
