@@ -44,6 +44,7 @@ class BackendConformance:
             (3, None, b"3456789"),
             (99, None, b""),
             (2, 0, b""),
+            (4, 1 << 60, b"456789"),
         ],
     )
     def test_a_part_is_got_and_ends_with_the_object(
@@ -68,8 +69,8 @@ class BackendConformance:
         backend.put("folder/digits", b"0123456789")
         opened = backend.open("folder/digits")
         assert opened.size == 10
-        assert [opened.read(*part) for part in ((0, 3), (4, 3), (8, 5), (10, 1), (99, 1), (2, 0))] == [
-            b"012", b"456", b"89", b"", b"", b"",
+        assert [opened.read(*part) for part in ((0, 3), (4, 3), (8, 5), (10, 1), (99, 1), (2, 0), (4, 1 << 60))] == [
+            b"012", b"456", b"89", b"", b"", b"", b"456789",
         ]  # fmt: skip
 
     def test_an_opened_object_stays_as_it_was(self, backend: Backend) -> None:

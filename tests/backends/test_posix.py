@@ -6,14 +6,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, publishing, reading
+from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, reading
 from kstore.backends.base import is_staged
+from kstore.calls import Status
 from tests.backends.conformance import BackendConformance
 
 HOUR_NS = 3600 * 10**9
@@ -78,6 +81,22 @@ def test_a_folder_that_was_made_and_is_not_there_is_trouble(backend: PosixBacken
             list(backend.list_made(name))
 
 
+def test_what_cannot_be_looked_at_is_trouble_with_the_whole_folder() -> None:
+    def fail() -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    entry: Any = SimpleNamespace(is_dir=fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        posix._is_folder(entry)
+
+
+def test_what_cannot_be_deleted_is_trouble(backend: PosixBackend) -> None:
+    backend.put("folder/name", b"")
+    for name in ("folder", "folder/name/inside"):
+        with pytest.raises(OSError, match=name):
+            backend.delete(name)
+
+
 def test_staging_names_differ(backend: PosixBackend) -> None:
     assert len({backend.staging_path() for _ in range(100)}) == 100
 
@@ -92,94 +111,22 @@ def test_gc_knows_what_is_staged_whatever_the_host_is_called(
     assert is_staged(os.path.basename(path)) and is_staged(os.path.basename(f"{path}.127"))
 
 
-def test_a_link_whose_reply_was_lost_has_succeeded(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = os.link
-
-    def link_and_lose_reply(source: str, target: str) -> None:
-        link(source, target)
-        raise FileExistsError(errno.EEXIST, "exists", target)
-
-    monkeypatch.setattr(os, "link", link_and_lose_reply)
-    assert backend.put_if_absent("name", b"ours")
-    assert backend.get("name") == b"ours"
-    with pytest.MonkeyPatch.context() as plain:
-        plain.setattr(os, "link", link)
-        assert not backend.put_if_absent("name", b"theirs")
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EIO])
-def test_without_hard_links_the_first_still_wins(
-    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    def refuse(source: str, target: str) -> None:
-        raise OSError(code, os.strerror(code), target)
-
-    monkeypatch.setattr(os, "link", refuse)
-    backend.put("other", b"")
-    assert backend.put_if_absent("name", b"first")
-    assert not backend.put_if_absent("name", b"second")
-    assert backend.put_if_absent("new/folder/name", b"third")
-    assert backend.get("name") == b"first"
-    assert os.listdir(backend.path("tmp")) == []
-
-
-def test_where_our_files_are_another_users_they_are_linked_all_the_same(
-    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An NFS server may map users, and Linux lets nobody link another user's file that he may not write."""
-    link, rename = os.link, publishing._rename_if_absent
-
-    def link_ones_own(source: str, target: str) -> None:
-        if not os.stat(source).st_mode & 0o200:
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", link_ones_own)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(publishing, "_rename_if_absent", lambda *_: pytest.fail("it could be linked"))
-    assert backend.put_if_absent("folder/name", b"first")
-    assert not backend.put_if_absent("folder/name", b"second")
-    assert backend.get("folder/name") == b"first"
-    assert os.stat(backend.path("folder/name")).st_mode & 0o777 == 0o444
-    assert os.listdir(backend.path("tmp")) == []
-
-    def refuse(source: str, target: str) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
-
-    monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(publishing, "_rename_if_absent", rename)
-    assert backend.put_if_absent("another", b"renamed")
-
-
-def test_a_link_that_was_made_is_no_error_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "staged").touch()
-    link = os.link
-
-    def lose_reply(source: str, target: str) -> None:
-        link(source, target)
-        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
-
-    monkeypatch.setattr(os, "link", lose_reply)
-    assert publishing.publish_file(f"{tmp_path}/staged", f"{tmp_path}/name")
-    assert sorted(os.listdir(tmp_path)) == ["name", "staged"]
-
-
-def test_another_error_of_a_link_is_raised(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: str, target: str) -> None:
-        raise OSError(errno.ENOSPC, "no space", target)
-
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(OSError, match="no space"):
-        backend.put_if_absent("name", b"content")
-    assert os.listdir(backend.path("tmp")) == []
-
-
 def test_the_one_of_many_that_cannot_be_looked_at_is_named(backend: PosixBackend) -> None:
     backend.put("name", b"")
     os.symlink("loop", backend.path("loop"))
     with pytest.raises(OSError) as caught:
         backend.stat_many(["name", "loop"])
     assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, backend.path("loop"))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_trouble_with_one_of_many_is_not_taken_for_its_absence(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(posix, "stat_each", lambda paths, follows: [Status(code, 0, 0, 0, 0, 0) for _ in paths])
+    with pytest.raises(OSError) as caught:
+        backend.stat_many(["name"])
+    assert (caught.value.errno, caught.value.filename) == (code, backend.path("name"))
 
 
 @pytest.mark.parametrize("call", ["open", "fstat", "pread"])
@@ -211,6 +158,69 @@ def test_a_handle_that_stays_stale_is_an_error(backend: PosixBackend, monkeypatc
     assert caught.value.errno == errno.ESTALE
 
 
+def fail_once(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> list[int]:
+    """The next such call of Python's own does what it should, and fails. Holds the error until then."""
+    real, codes = getattr(os, call), [code]
+
+    def fail(*arguments: Any) -> Any:
+        done = real(*arguments)
+        if codes:
+            raise OSError(codes[0], os.strerror(codes.pop()))
+        return done
+
+    monkeypatch.setattr(os, call, fail)
+    return codes
+
+
+def test_other_trouble_is_not_asked_for_again(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.put("name", b"content")
+    opened = backend.open("name")
+    for read in (lambda: backend.get("name"), lambda: opened.read(0, 7)):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output error"):
+            fail_once(patched, "pread", errno.EIO)
+            read()
+
+
+def test_what_is_opened_and_stale_is_read_by_its_name(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.put("name", b"content")
+    opened = backend.open("name")
+    fail_once(monkeypatch, "pread", errno.ESTALE)
+    assert opened.read(3, 2) == b"te"
+
+
+def test_a_file_is_closed_once(backend: PosixBackend) -> None:
+    """Its descriptor may be another file's by then."""
+    backend.put("name", b"content")
+    opened = backend.open("name")
+    opened.close()
+    other = os.open(backend.path("name"), os.O_RDONLY)
+    opened.close()
+    del opened
+    os.close(other)
+
+
+def test_reading_leaves_no_trace(backend: PosixBackend) -> None:
+    """Access times tell which files a compiler has read, and a hard link has those of the store's blob."""
+    backend.put("name", b"content")
+    os.utime(backend.path("name"), ns=(0, 0))
+    assert backend.get("name") == backend.open("name").read(0, 7) == b"content"
+    assert os.stat(backend.path("name")).st_atime_ns == 0
+
+
+def test_nothing_stays_open(backend: PosixBackend) -> None:
+    backend.put("folder/name", b"content")
+    before = set(os.listdir("/proc/self/fd"))
+    backend.put("other", b"content")
+    assert backend.put_if_absent("empty", b"") and backend.put_if_absent("name", b"content")
+    backend.write_out("name")
+    assert backend.get("name") == b"content"
+    with backend.upload() as upload:
+        upload.write(b"never")
+    with pytest.raises(FileNotFoundError) as kept:  # An error refers to the frames that raised it.
+        backend.open("folder")
+    assert set(os.listdir("/proc/self/fd")) == before, kept
+
+
 def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     write, pread = os.write, os.pread
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, memoryview(data)[:7]))
@@ -218,7 +228,7 @@ def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch
     data = bytes(range(256))
     backend.put("name", data)
     assert backend.get("name") == data
-    assert backend.get("name", 10, 100) == data[10:110]
+    assert backend.get("name", 10, 98) == data[10:108]
 
 
 @pytest.mark.parametrize("fraction_ns", [1, 999_999_999, 123_456_789])
@@ -254,6 +264,51 @@ def test_an_upload_whose_end_fails_leaves_nothing(backend: PosixBackend) -> None
     assert os.listdir(backend.path("tmp")) == []
 
 
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_what_fails_at_its_end_gets_no_name(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Otherwise half of it might have one."""
+    backend.put("old", b"content")
+    with backend.upload() as upload, monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        upload.write(b"half of it")
+        fail_once(patched, "close", errno.ENOSPC)
+        upload.publish(name)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        fail_once(patched, "close", errno.ENOSPC)
+        backend.put(name, b"half of it")
+    assert [child.name for child in backend.list("") if not child.is_folder] == ["old"]
+    assert backend.get("old") == b"content"
+
+
+def test_what_is_written_out_is_begun_to_be_written(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, int]]()
+    backend.put("name", b"content")
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *what: asked.append((os.readlink(f"/proc/self/fd/{fd}"), what[-1]))
+    )
+    backend.write_out("name")
+    assert asked == [(backend.path("name"), os.POSIX_FADV_DONTNEED)]
+
+
+def test_a_link_in_a_store_is_touched_and_not_what_it_leads_to(backend: PosixBackend, tmp_path: Path) -> None:
+    (tmp_path / "anothers").touch()
+    os.utime(tmp_path / "anothers", ns=(0, 0))
+    backend.put("used/name", b"")
+    os.symlink(tmp_path / "anothers", backend.path("used/link"))
+    assert backend.touch("used/link")
+    assert os.stat(tmp_path / "anothers").st_mtime_ns == 0
+
+
+def test_nobody_waits_long_for_a_folder_that_is_made_ahead(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, may_go_on = list[str](), threading.Event()
+    monkeypatch.setattr(posix, "_PATIENCE", 0.0)
+    monkeypatch.setattr(posix, "make_folder", lambda path: may_go_on.wait(60) and made.append(path))
+    backend.make_ahead("folder")()
+    assert made == []
+    may_go_on.set()
+
+
 def test_a_folder_that_is_made_ahead_is_there_for_who_waits(backend: PosixBackend) -> None:
     backend.make_ahead("folder/inner")()
     assert os.path.isdir(backend.path("folder/inner"))
@@ -273,8 +328,9 @@ def test_whoever_looks_ahead_takes_no_signal(backend: PosixBackend, monkeypatch:
 
 @pytest.fixture
 def far(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
-    """Every call seems to cross a network. Holds, for each file, whether this thread closed it."""
-    monkeypatch.setattr(reading, "NEAR", -1.0)
+    """Opening a file seems to take a second. Holds, for each file, whether this thread closed it."""
+    monkeypatch.setattr(reading, "NEAR", 0.5)
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=count().__next__))
     closed: SimpleQueue[bool] = SimpleQueue()
     this = threading.get_ident()
 
