@@ -29,6 +29,8 @@ from kstore.threads import begin
 
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _GONE = {errno.ENOENT, errno.ESTALE}
+_LEADS_NOWHERE = {errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""What is said of a link to itself, to something inside a file, or to what cannot be a name."""
 _STALE_RETRIES = 9
 _PATIENCE = 5.0
 """Seconds to wait for what was begun ahead."""
@@ -210,7 +212,7 @@ class PosixBackend:
         made = begin(self.make_folder, self.path(folder))
 
         def wait() -> None:
-            with suppress(OSError, TimeoutError):  # Making an object there says what is wrong.
+            with suppress(OSError):  # Making an object there says what is wrong; or it takes too long.
                 made.result(_PATIENCE)
 
         return wait
@@ -267,9 +269,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in _LEADS_NOWHERE:
             raise
-        return False  # A link to itself is an object that cannot be read, and no reason not to list the others.
+        return False  # Such a link is an object that cannot be read, and no reason not to list the others.
 
 
 def _stat_of(path: str, found: Status) -> Stat | None:

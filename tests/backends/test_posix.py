@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kstore.backends import LocalPaths, NewObject, PosixBackend, posix, reading
+from kstore.backends import Child, LocalPaths, NewObject, PosixBackend, posix, reading
 from kstore.backends.base import is_staged
 from kstore.calls import Status
 from tests.backends.conformance import BackendConformance
@@ -79,6 +79,17 @@ def test_a_folder_that_was_made_and_is_not_there_is_trouble(backend: PosixBacken
     for name in ("missing", "made/name"):
         with pytest.raises(OSError, match=name):
             list(backend.list_made(name))
+
+
+@pytest.mark.parametrize("target", ["link", "0/inside", "x" * 300, "missing"])
+def test_a_link_that_leads_nowhere_hides_nothing_else(backend: PosixBackend, target: str) -> None:
+    """Else a restore would not find a generation that is there, and no gc would come to its end."""
+    names = [str(number) for number in range(9)]
+    for name in names:
+        backend.put(f"refs/{name}", b"")
+    os.symlink(target, backend.path("refs/link"))
+    for listed in (backend.list, backend.list_made):
+        assert sorted(listed("refs")) == [Child(name, False) for name in [*names, "link"]]
 
 
 def test_what_cannot_be_looked_at_is_trouble_with_the_whole_folder() -> None:
