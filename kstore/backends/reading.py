@@ -58,8 +58,7 @@ class OpenedFile:
         """Close its descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with suppress(OSError):  # What was read stays read.
-                _close(fd, self._took)
+            _close(fd, self._took)
 
     __del__ = close
 
@@ -78,17 +77,19 @@ def read_part(path: str, offset: int, length: int | None) -> bytes:
 def _close(fd: int, took: float) -> None:
     """Close a file that has been read, in a thread that nobody waits for if opening or reading it took long.
 
-    If that took long (`took`, in seconds), closing may too, because FUSE then asks over the network as well.
+    If that took long (`took`, in seconds), closing may too, because FUSE then asks over the network as well. What was
+    read stays read, whatever FUSE answers.
     """
     if took > NEAR and _CLOSING.acquire(blocking=False):
         begin(_close_aside, fd)
     else:
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)
 
 
 def _close_aside(fd: int) -> None:
     try:
-        with suppress(OSError):  # What was read stays read.
+        with suppress(OSError):
             os.close(fd)
     finally:
         _CLOSING.release()

@@ -199,6 +199,22 @@ def test_what_is_opened_and_stale_is_read_by_its_name(backend: PosixBackend, mon
     assert opened.read(3, 2) == b"te"
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINTR])
+def test_what_was_read_stays_read_though_it_cannot_be_closed_well(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """FUSE asks its server whenever a file is closed, and a signal may interrupt that."""
+    backend.put("name", b"content")
+    opened = backend.open("name")
+    with monkeypatch.context() as patched:
+        codes = fail_once(patched, "close", code)
+        assert backend.get("name") == b"content"
+        assert codes == []
+        codes.append(code)
+        opened.close()
+        assert codes == []
+
+
 def test_a_file_is_closed_once(backend: PosixBackend) -> None:
     """Its descriptor may be another file's by then."""
     backend.put("name", b"content")
