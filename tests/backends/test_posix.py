@@ -224,6 +224,19 @@ def test_a_file_is_closed_once(backend: PosixBackend) -> None:
     opened.close()
     del opened
     os.close(other)
+    with backend.upload() as upload:
+        upload.publish("another")
+        other = os.open(backend.path("name"), os.O_RDONLY)
+    os.close(other)
+
+
+def test_nobody_waits_for_the_writer_of_a_pipe(backend: PosixBackend) -> None:
+    backend.put("name", b"content")
+    os.mkfifo(backend.path("pipe"))
+    with pytest.raises(OSError, match="Illegal seek"):
+        backend.get("pipe")
+    with pytest.raises(FileNotFoundError):
+        backend.open("pipe")
 
 
 def test_reading_leaves_no_trace(backend: PosixBackend) -> None:
@@ -329,8 +342,13 @@ def test_nobody_waits_long_for_a_folder_that_is_made_ahead(
     backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, may_go_on = list[str](), threading.Event()
+
+    def make(path: str) -> None:
+        may_go_on.wait(60)
+        made.append(path)
+
     monkeypatch.setattr(posix, "_PATIENCE", 0.0)
-    monkeypatch.setattr(posix, "make_folder", lambda path: may_go_on.wait(60) and made.append(path))
+    monkeypatch.setattr(posix, "make_folder", make)
     backend.make_ahead("folder")()
     assert made == []
     may_go_on.set()

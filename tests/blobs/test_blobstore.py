@@ -4,11 +4,11 @@ import errno
 import gc
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,11 +17,11 @@ from kstore.backends.reading import OpenedFile
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import PackIndex, load_index, pack_name
-from kstore.blobs.writers import put_many
+from kstore.blobs.writers import LooseBlobWriter, put_many
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.progress import Progress
-from tests.faults.reading import trouble_with
+from tests.faults.reading import trouble_with, unlistable
 
 
 @pytest.fixture
@@ -41,8 +41,10 @@ def store(blobs: BlobStore, layout: Layout, *contents: bytes) -> tuple[str, ...]
         return writer.finish()
 
 
-def fetch(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...] = ()) -> list[bytes]:
-    found = list(blobs.fetch_many({digest_of(data): len(data) for data in contents}, packs))
+def fetch(
+    blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...] = (), troubles: list[Exception] | None = None
+) -> list[bytes]:
+    found = list(blobs.fetch_many({digest_of(data): len(data) for data in contents}, packs, troubles))
     assert all(digest_of(data) == digest for digest, data in found)
     return sorted(bytes(data) for _, data in found)
 
@@ -224,16 +226,50 @@ def test_packs_whose_ends_cannot_be_read_are_closed(backend: PosixBackend, blobs
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("count", [1, 3000])
 @pytest.mark.usefixtures("uncollected")
 def test_packs_of_which_a_part_cannot_be_read_are_closed_though_the_trouble_is_known(
-    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     assert fresh.pack(packs[0]).index
     monkeypatch.setattr(OpenedFile, "read", lambda *part: (_ for _ in ()).throw(OSError(errno.EIO, "it is away")))
     before, troubles = descriptors(), list[Exception]()
-    assert list(fresh.fetch_many({digest_of(contents[0]): len(contents[0])}, packs, troubles)) == []
-    assert len(troubles) == 1 and descriptors() == before
+    assert len(fetch(fresh, contents[:count], packs, troubles)) < count
+    assert troubles and descriptors() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_parts_that_nobody_loads_any_more_keep_nothing_open_nor_in_memory(
+    backend: PosixBackend, blobs: BlobStore
+) -> None:
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
+    assert fresh.pack(packs[0]).index
+    before, held = descriptors(), held_by_views().keys()
+    parts = list(fresh.parts({digest_of(data): len(data) for data in contents}, packs))
+    assert list(parts[0].load()) and descriptors() != before
+    fresh.close()
+    assert descriptors() == before
+    assert held_by_views().keys() <= held
+    assert list(parts[1].load())  # It is opened anew.
+
+
+def test_what_is_read_in_one_go_is_kept_no_longer_than_for_two_goes(
+    backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents, packs, fresh = pack_of_nine_frames(backend, blobs)
+    monkeypatch.setattr("kstore.blobs.frames._TOGETHER", 1)
+    monkeypatch.setattr("kstore.blobs.packreader._TAIL", 200_000)
+    frames, before = fresh.pack(packs[0]).index.frames, held_by_views().keys()
+    lengths, opened = list[int](), list[str]()
+    real, real_open = OpenedFile.read, backend.open
+    monkeypatch.setattr(OpenedFile, "read", lambda file, *part: lengths.append(part[1]) or real(file, *part))
+    monkeypatch.setattr(backend, "open", lambda name: opened.append(name) or real_open(name))
+    for part in fresh.parts({digest_of(data): len(data) for data in contents}, packs):
+        assert list(part.load())
+        assert len(held_by_views().keys() - before) <= 2
+    assert lengths and lengths == [frame.packed_size for frame in frames[: len(lengths)]]
+    assert len(opened) == 1
 
 
 def test_frames_between_which_nothing_is_wanted_are_read_apart(
@@ -243,9 +279,9 @@ def test_frames_between_which_nothing_is_wanted_are_read_apart(
     assert fresh.pack(packs[0]).index
     lengths, real = list[int](), OpenedFile.read
     monkeypatch.setattr(OpenedFile, "read", lambda file, *part: lengths.append(part[1]) or real(file, *part))
-    wanted = [contents[0], contents[1500]]
-    assert fetch(fresh, wanted, packs) == sorted(wanted)
     frames = fresh.pack(packs[0]).index.frames
+    wanted = [contents[0], contents[frames[0].blobs + frames[1].blobs]]
+    assert fetch(fresh, wanted, packs) == sorted(wanted)
     assert len(lengths) == 2 and sum(lengths) <= 2 * max(frame.packed_size for frame in frames)
 
 
@@ -285,11 +321,72 @@ def test_the_writers_count_what_reached_the_store(backend: PosixBackend, blobs: 
             loose.put(digest_of(data), data)
         loose.finish()
     assert (loose.blobs, loose.size) == (1, 5)
+    assert isinstance(loose, LooseBlobWriter) and loose.found == {digest_of(b"one")}
     with blobs.writer(Layout.PACKED) as packed:
         packed.put(digest_of(b"one"), b"one")
         packed.put_manifest(digest_of(b"manifest"), b"manifest")
         (pack,) = packed.finish()
     assert (packed.blobs, packed.size) == (2, backend.stat(pack_name(pack)).size)
+
+
+def test_no_more_than_some_batches_are_in_memory(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, sizes = list[object](), list[tuple[int, int]]()
+
+    class Waiting:
+        """A batch for which a thread has no time yet."""
+
+        def done(self) -> bool:
+            return False
+
+        def result(self) -> None:
+            waiting.remove(self)
+
+    def submit(pool: object, function: object, batch: list[tuple[bytes, bytes]]) -> Waiting:
+        sizes.append((len(batch), sum(len(data) for _, data in batch)))
+        waiting.append(begun := Waiting())
+        return begun
+
+    monkeypatch.setattr("kstore.blobs.writers.submit", submit)
+    with blobs.writer(Layout.LOOSE) as writer:
+        for number in range(1000):
+            writer.put(digest_of(b"%d" % number), b"%d" % number)
+            assert len(waiting) <= 2
+        writer.put(digest_of(large := bytes(5 << 20)), large)
+        assert waiting == []  # There is only one large one.
+        writer.finish()
+    assert [count for count, _ in sizes] == [128] * 7 + [105]
+    assert sizes[-1][1] > 5 << 20
+
+
+def test_a_full_disk_is_tried_once_and_said_at_the_end(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def full(batch: Sequence[object]) -> NoReturn:
+        tried.append(len(batch))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(blobs.loose, "put_many", full)
+    with LooseBlobWriter(blobs.loose, asks=False) as writer:
+        for data in (b"one", b"two"):
+            writer.store([(digest_of(data), data)])
+        with pytest.raises(OSError, match="No space left"):
+            writer.settle()
+    assert tried == [1]
+
+
+def test_it_is_asked_what_exists_as_long_as_something_does(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(blobs, Layout.LOOSE, b"1", b"2")
+    asked, put = list[int](), list[int]()
+    lacking, put_many = blobs.loose.lacking, blobs.loose.put_many
+    with LooseBlobWriter(blobs.loose, asks=True) as writer:
+        monkeypatch.setattr(blobs.loose, "lacking", lambda sizes: asked.append(len(sizes)) or lacking(sizes))
+        monkeypatch.setattr(blobs.loose, "put_many", lambda batch: put.append(len(batch)) or put_many(batch))
+        for batch in ((b"1", b"2"), (b"3", b"4", b"5"), (b"6", b"7", b"8", b"9")):
+            writer.store([(digest_of(data), data) for data in batch])
+            writer.settle()
+    assert [count for count in asked if count] == [2, 3]  # All of the three were new.
+    assert put == [0, 3, 4]
+    assert (writer.blobs, writer.found) == (7, {digest_of(b"1"), digest_of(b"2")})
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -327,6 +424,17 @@ def test_a_blob_that_is_in_two_places_comes_once(blobs: BlobStore) -> None:
     packs = store(blobs, Layout.PACKED, b"one") + store(blobs, Layout.PACKED, b"one")
     store(blobs, Layout.LOOSE, b"one")
     assert fetch(blobs, [b"one"], packs) == [b"one"]
+    assert fetch(blobs, [b"one"]) == [b"one"]
+
+
+def test_a_blob_that_is_in_a_pack_twice_comes_once(blobs: BlobStore) -> None:
+    assert fetch(blobs, [b"one"], store(blobs, Layout.PACKED, b"one", b"two", b"one")) == [b"one"]
+
+
+def test_no_pack_is_read_once_everything_is_found(backend: PosixBackend, blobs: BlobStore, read: list[str]) -> None:
+    packs = store(blobs, Layout.PACKED, b"one") + store(blobs, Layout.PACKED, b"two")
+    assert fetch(BlobStore(backend), [b"one"], packs) == [b"one"]
+    assert read == [pack_name(packs[0])]
 
 
 def test_a_damaged_copy_gives_way_to_a_whole_one(backend: PosixBackend, blobs: BlobStore) -> None:
@@ -385,10 +493,21 @@ def test_a_part_leaves_out_what_is_damaged(backend: PosixBackend, blobs: BlobSto
 
 
 def test_fetch_returns_one_blob_or_says_that_it_is_lost(blobs: BlobStore) -> None:
-    store(blobs, Layout.PACKED, b"one")
+    store(blobs, Layout.PACKED, b"one", b"beside it")
     assert blobs.fetch(digest_of(b"one"), 3) == b"one"
     with pytest.raises(IntegrityError, match=digest_of(b"two").hex()):
-        blobs.fetch(digest_of(b"two"), 3)
+        blobs.fetch(digest_of(b"two"), 3, ["0" * 64])
+
+
+def test_without_memory_for_a_frame_nothing_is_damaged(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(header: object) -> NoReturn:
+        raise MemoryError
+
+    packs = store(blobs, Layout.PACKED, b"one")
+    monkeypatch.setattr("kstore.blobs.frames._inflater", fail)
+    with pytest.raises(OSError) as caught:
+        blobs.fetch(digest_of(b"one"), 3, packs)
+    assert caught.value.errno == errno.ENOMEM
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -423,7 +542,47 @@ def test_what_can_be_read_comes_although_another_place_cannot(
 
 def test_what_packs_hold_is_known_from_their_indexes(blobs: BlobStore) -> None:
     packs = store(blobs, Layout.PACKED, b"one", b"two")
-    assert blobs.digests_in((*packs, "0" * 64)) == {digest_of(b"one"), digest_of(b"two")}
+    assert blobs.contents((*packs, "0" * 64)) == ({digest_of(b"one"), digest_of(b"two")}, {"0" * 64})
+    blobs.keep_only(["0" * 64])
+    assert not blobs.pack(packs[0]).is_known
+
+
+def test_a_pack_that_cannot_be_read_may_hold_anything(blobs: BlobStore) -> None:
+    (pack,) = store(blobs, Layout.PACKED, b"one")
+    one, two = {digest_of(b"one")}, {digest_of(b"two")}
+    assert not blobs.is_known_to_lack(pack, two)  # It was not looked at.
+    assert [blobs.may_hold(pack, one), blobs.may_hold(pack, two), blobs.may_hold("0" * 64, two)] == [True, False, True]
+    assert [blobs.is_known_to_lack(each, two) for each in (pack, "0" * 64)] == [True, False]
+    assert not blobs.is_known_to_lack(pack, one)
+
+
+def test_a_folder_is_no_pack(backend: PosixBackend, blobs: BlobStore) -> None:
+    packs = store(blobs, Layout.PACKED, b"one")
+    backend.put("packs/folder/name", b"")
+    assert blobs.packs() == [*packs]
+
+
+def test_whoever_can_do_without_packs_is_told_that_they_cannot_be_listed(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    packs = store(blobs, Layout.PACKED, b"one")
+    assert blobs.packs_listed() == [*packs]
+    unlistable(monkeypatch, "packs")
+    assert blobs.packs_listed() == []
+    assert "Input/output error" in caplog.text
+
+
+def test_a_pack_that_cannot_be_looked_at_is_not_taken_for_gone(
+    blobs: BlobStore, backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (pack,) = store(blobs, Layout.PACKED, b"one")
+    assert (blobs.has_pack(pack), blobs.has_pack("0" * 64)) == (True, False)
+    monkeypatch.setattr(backend, "stat", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        blobs.has_pack(pack)
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from kstore.backends import PosixBackend
-from kstore.blobs.loose import LooseBlobs, bears_stamp, blob_name, blob_path, is_published, stamp
+from kstore.backends import Child, PosixBackend
+from kstore.blobs.loose import ASIDE, LooseBlobs, bears_stamp, blob_name, blob_path, is_published, stamp
 from kstore.digest import digest_of
+from tests.faults.reading import unlistable
 
 CONTENTS = [b"", b"one", os.urandom(5 << 20)]
 
@@ -33,18 +35,27 @@ def alter(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_trouble_with_an_empty_blob_is_reported(loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+TROUBLES = [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=repr)
+def test_trouble_with_an_empty_blob_is_reported(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
     """It has no bytes that would tell that it was not read."""
 
     def fail(*asked: object) -> NoReturn:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise trouble
 
     loose.put_many([(digest_of(b""), b"")])
     monkeypatch.setattr(PosixBackend, "get_many", fail)
     monkeypatch.setattr(PosixBackend, "get", fail)
     troubles: list[Exception] = []
     assert list(loose.fetch({digest_of(b""): 0}, troubles)) == []
-    assert [getattr(error, "errno", 0) for error in troubles] == [errno.EIO]
+    assert troubles == [trouble]
+    assert loose.unreliable({digest_of(b""): 0}) == ({}, set())  # Its time is right, so it is not read.
+    os.utime(path_of(backend, b""), (1, 1))
+    assert loose.unreliable({digest_of(b""): 0}) == ({}, {digest_of(b"")})
 
 
 @pytest.mark.parametrize("data", CONTENTS, ids=len)
@@ -85,6 +96,83 @@ def test_a_blob_that_was_changed_is_not_relied_upon_and_one_whose_time_alone_was
     alter(path_of(backend, b"two"), b"owt")
     os.utime(path_of(backend, b"three"), (1, 1))
     assert loose.unreliable({one: 3, two: 3, three: 5, four: 4}) == ({four: 4}, {two})
+
+
+def test_a_blob_that_was_cut_short_is_not_here_whatever_its_time(backend: PosixBackend, loose: LooseBlobs) -> None:
+    digest = digest_of(b"one")
+    loose.put_many([(digest, b"one")])
+    moment = path_of(backend, b"one").stat().st_mtime_ns
+    alter(path_of(backend, b"one"), b"o")
+    os.utime(path_of(backend, b"one"), ns=(moment, moment))
+    assert loose.unreliable({digest: 3}) == ({digest: 3}, set())
+
+
+@pytest.mark.parametrize("size", [0, 2, 4, 1 << 40])
+def test_a_blob_that_is_wanted_with_another_size_is_left_out(loose: LooseBlobs, size: int) -> None:
+    loose.put_many([(digest_of(b"one"), b"one")])
+    assert list(loose.fetch({digest_of(b"one"): size})) == []
+
+
+def test_a_blob_with_more_behind_it_is_damaged_and_no_more_than_that_is_read(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, get = list[int](), backend.get
+    monkeypatch.setattr(backend, "get", lambda name, *part: lengths.append(part[1]) or get(name, *part))
+    digest = digest_of(b"one")
+    loose.put_many([(digest, b"one")])
+    alter(path_of(backend, b"one"), b"one" * 1000)
+    assert list(loose.fetch({digest: 3})) == []
+    backend.move(blob_name(digest), f"{ASIDE}/{digest.hex()}.1")
+    assert list(loose.fetch({digest: 3})) == []
+    assert set(lengths) == {4}
+
+
+def test_blobs_are_read_a_megabyte_at_a_time(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [os.urandom(300_000) for _ in range(8)] + [os.urandom(2 << 20)]
+    asked, get_many = list[int](), backend.get_many
+    loose.put_many([(digest_of(data), data) for data in contents])
+    monkeypatch.setattr(
+        backend, "get_many", lambda wanted: asked.append(sum(size for _, size in wanted)) or get_many(wanted)
+    )
+    assert [bytes(data) for _, data in loose.fetch({digest_of(data): len(data) for data in contents})] == contents
+    assert asked == [900_000, 900_000, 600_000]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_blob_that_gc_has_put_aside_for_a_moment_is_fetched(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    digest, listed = digest_of(b"one"), backend.list
+    loose.put_many([(digest, b"one")])
+    backend.move(blob_name(digest), aside := f"{ASIDE}/{digest.hex()}.1")
+    assert next(iter(loose.folders())) == [digest]
+
+    def put_back(folder: str) -> Iterator[Child]:
+        backend.move(aside, blob_name(digest))
+        return listed(folder)
+
+    if returns:
+        monkeypatch.setattr(backend, "list", put_back)
+    assert [bytes(data) for _, data in loose.fetch({digest: 3})] == [b"one"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_unless_somebody_passes_over_it(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [digest_of(data) for data in (b"one", b"two")]
+    loose.put_many([(digests[0], b"one"), (digests[1], b"two")])
+    for name in ("README", "ab", digests[0].hex()[:-1]):
+        backend.put(f"blobs/{digests[0].hex()[:2]}/{name}", b"")
+    assert sorted(digest for folder in loose.folders() for digest in folder) == sorted(digests)
+    bad = f"blobs/{digests[1].hex()[:2]}"
+    unlistable(monkeypatch, bad)
+    with pytest.raises(OSError, match="Input/output error"):
+        list(loose.folders())
+    passed = list[str]()
+    found = [digest for folder in loose.folders(lambda folder, error: passed.append(folder)) for digest in folder]
+    assert (found, passed) == ([digests[0]], [bad])
 
 
 def test_the_missing_ones_of_many_blobs_are_found(loose: LooseBlobs) -> None:
@@ -165,6 +253,21 @@ def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: Posix
     assert not is_published(str(path), digest, 4)
     alter(path, b"eno")
     assert not is_published(str(path), digest, 3)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=repr)
+def test_a_file_that_cannot_be_read_is_not_known_to_be_as_it_was_published(
+    backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise trouble
+
+    loose.put_many([(digest_of(b"one"), b"one")])
+    before = os.listdir("/proc/self/fd")
+    assert is_published(str(path_of(backend, b"one")), digest_of(b"one"), 3)
+    monkeypatch.setattr("kstore.blobs.loose.read_all", fail)
+    assert not is_published(str(path_of(backend, b"one")), digest_of(b"one"), 3)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_reading_a_blob_leaves_no_trace(backend: PosixBackend, loose: LooseBlobs) -> None:

@@ -19,6 +19,7 @@ from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from tests.blobs.packs import fetch, write_pack
+from tests.faults.reading import trouble_with
 
 MIB = 1 << 20
 
@@ -72,6 +73,32 @@ def test_only_what_is_wanted_is_read(backend: PosixBackend, monkeypatch: pytest.
     monkeypatch.setattr(backend, "get", lambda name, *part: read.append(part[1]) or get(name, *part))
     assert [bytes(data) for _, data in reader.fetch({digest_of(blobs[6]): MIB})] == [blobs[6]]
     assert sum(read) < 5 * MIB
+
+
+def test_a_part_says_what_memory_it_takes(backend: PosixBackend) -> None:
+    blobs = [b"one", b"two", os.urandom(FRAME_SIZE)]
+    reader = PackReader(backend, write_pack(backend, blobs))
+    assert [part.size for part in reader.parts({digest_of(data): len(data) for data in blobs})] == [6, FRAME_SIZE]
+
+
+def test_what_has_another_size_than_wanted_is_not_even_read(backend: PosixBackend) -> None:
+    reader = PackReader(backend, write_pack(backend, [b"one", b"two"]))
+    assert list(reader.parts({digest_of(b"one"): 4})) == []
+    assert [bytes(data) for _, data in reader.fetch({digest_of(b"one"): 4, digest_of(b"two"): 3})] == [b"two"]
+
+
+def test_what_is_behind_a_damaged_frame_is_salvaged_but_trouble_is_no_damage(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = [os.urandom(FRAME_SIZE), b"small"]
+    whole = backend.get(pack_name(write_pack(backend, blobs)))
+    backend.put(pack_name("0" * 64), bytes([whole[0] ^ 1]) + whole[1:])
+    assert [bytes(data) for _, data in PackReader(backend, "0" * 64).salvage()] == [b"small"]
+    reader = PackReader(backend, "0" * 64)
+    assert reader.index
+    trouble_with(monkeypatch, pack_name("0" * 64))
+    with pytest.raises(OSError, match="Input/output error"):
+        list(reader.salvage())
 
 
 def test_a_missing_blob_is_not_yielded(backend: PosixBackend) -> None:
@@ -241,6 +268,29 @@ def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: Posi
             load_index(crafted, body)
 
 
+def test_an_index_whose_digests_were_altered_is_refused() -> None:
+    data = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3])).dump()
+    footer, body = load_footer(data), data[8 : len(data) - FOOTER_SIZE]
+    with pytest.raises(IntegrityError, match="does not match its footer"):
+        load_index(footer, body[:16] + bytes([body[16] ^ 1]) + body[17:])
+
+
+def test_a_pack_of_another_format_is_refused() -> None:
+    data = PackIndex().dump()
+    with pytest.raises(IntegrityError, match=r"b'kstore.2': it is damaged, or a newer kstore wrote it"):
+        load_footer(data.replace(b"kstore.1", b"kstore.2"))
+
+
+def test_a_large_frame_whose_header_lies_as_its_index_does_is_damaged(backend: PosixBackend) -> None:
+    """There is no memory for it anywhere: that would be trouble, and pass."""
+    size, digest = 1 << 50, digest_of(b"whatever")
+    header = struct.pack("<IBQ", 0xFD2FB528, 0xE0, size)  # one segment, its size in eight bytes (RFC 8878, 3.1.1.1)
+    packed = header + b"\1\0\0"
+    pack_id = craft_pack(backend, packed, PackIndex([Frame(0, len(packed), size, 1)], [digest], array("Q", [size])))
+    with pytest.raises(IntegrityError):
+        list(PackReader(backend, pack_id).fetch({digest: size}))
+
+
 def test_the_footer_is_the_end(backend: PosixBackend) -> None:
     index = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3]))
     data = index.dump()
@@ -267,7 +317,7 @@ count = sum(len(data) == 1 << 20 for _, data in blobs.fetch_many(sizes))
 assert count == 300
 """
 WRITE_LARGE = """
-data = os.urandom(1 << 20) * 200
+data = CONTENT
 with blobs.writer(Layout.PACKED) as writer:
     writer.put(digest_of(data), data)
     writer.finish()
@@ -279,7 +329,14 @@ assert [len(data) for _, data in blobs.fetch_many(sizes)] == [200 << 20]
 """
 
 
-@pytest.mark.parametrize(("write", "read", "largest"), [(WRITE_300, READ_300, 1), (WRITE_LARGE, READ_LARGE, 200)])
+@pytest.mark.parametrize(
+    ("write", "read", "largest"),
+    [
+        (WRITE_300, READ_300, 1),
+        (WRITE_LARGE.replace("CONTENT", "os.urandom(1 << 20) * 200"), READ_LARGE, 200),
+        (WRITE_LARGE.replace("CONTENT", "os.urandom(200 << 20)"), READ_LARGE, 200),
+    ],
+)
 def test_a_pack_takes_little_more_memory_than_its_largest_blob(
     tmp_path: Path, write: str, read: str, largest: int
 ) -> None:
