@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
@@ -73,6 +74,30 @@ def test_only_what_is_wanted_is_read(backend: PosixBackend, monkeypatch: pytest.
     monkeypatch.setattr(backend, "get", lambda name, *part: read.append(part[1]) or get(name, *part))
     assert [bytes(data) for _, data in reader.fetch({digest_of(blobs[6]): MIB})] == [blobs[6]]
     assert sum(read) < 5 * MIB
+
+
+def test_the_first_and_the_last_of_many_are_found(backend: PosixBackend) -> None:
+    blobs = [b"%d" % number * 1000 for number in range(3000)]
+    pack_id = write_pack(backend, blobs)
+    assert len(PackReader(backend, pack_id).index.frames) > 1
+    assert fetch(backend, pack_id, [blobs[0], blobs[-1]]) == {digest_of(data): data for data in (blobs[0], blobs[-1])}
+
+
+@pytest.mark.parametrize("fails", range(4))
+def test_a_pack_of_which_anything_could_not_be_written_is_not_finished(fails: int) -> None:
+    """Whatever was written after it: three frames and the index."""
+    written = list[int]()
+
+    class Full:
+        def write(self, data: bytes | memoryview) -> None:
+            written.append(len(data))
+            if len(written) == fails + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with PackWriter(Full()) as writer, pytest.raises(OSError, match="No space left"):
+        for number in range(12):
+            writer.add(digest_of(b"%d" % number), bytes(MIB))
+        writer.finish()
 
 
 def test_a_part_says_what_memory_it_takes(backend: PosixBackend) -> None:
