@@ -231,9 +231,12 @@ def test_packs_whose_ends_cannot_be_read_are_closed(backend: PosixBackend, blobs
 def test_packs_of_which_a_part_cannot_be_read_are_closed_though_the_trouble_is_known(
     backend: PosixBackend, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
+    def fail(*part: object) -> NoReturn:
+        raise OSError(errno.EIO, "it is away")
+
     contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     assert fresh.pack(packs[0]).index
-    monkeypatch.setattr(OpenedFile, "read", lambda *part: (_ for _ in ()).throw(OSError(errno.EIO, "it is away")))
+    monkeypatch.setattr(OpenedFile, "read", fail)
     before, troubles = descriptors(), list[Exception]()
     assert len(fetch(fresh, contents[:count], packs, troubles)) < count
     assert troubles and descriptors() == before
