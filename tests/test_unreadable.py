@@ -6,6 +6,7 @@ import errno
 import io
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,30 @@ def test_a_generation_that_cannot_be_read_keeps_no_other_from_being_checked(
     assert report.is_damaged
     assert {damage.scope.key for damage in report.damage} <= {"z/v1"}
     assert contents(node.location) == before
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("trouble", [AWAY, MemoryError()], ids=repr)
+def test_what_was_read_of_a_pack_before_the_trouble_began_is_whole(
+    tmp_path: Path, trouble: Exception, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salvage, sizes = PackReader.salvage, list[int]()
+
+    def fail(reader: PackReader) -> Iterator[Blob]:
+        sizes.clear()
+        for digest, data in islice(salvage(reader), count):
+            sizes.append(len(data))
+            yield digest, data
+        raise trouble
+
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.commit()
+    monkeypatch.setattr("kstore.operations.verify._BATCH", 2)
+    monkeypatch.setattr(PackReader, "salvage", fail)
+    report = node.store.verify()
+    assert (len(report.unreadable), report.packs, report.damage) == (1, [], [])
+    assert report.bytes == sum(sizes) > 0
 
 
 def test_a_lack_of_memory_for_a_large_blob_of_a_pack_is_not_damage(

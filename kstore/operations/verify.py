@@ -8,12 +8,11 @@ be read, because of a server's trouble or another user's permissions, is no dama
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 
-from kstore.batches import batches
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader
@@ -207,13 +206,19 @@ class _Verification:
 
     def _read_pack(self, reader: PackReader) -> Exception | None:
         """What keeps the pack from being whole; None if nothing does."""
+        seen: dict[bytes, int] = {}
         try:
             wanted = set(reader.index.digests)
             for digest, data in reader.salvage():
                 wanted.discard(digest)
-                self._count(digest, len(data))
+                seen[digest] = len(data)
+                if len(seen) == _BATCH:
+                    self._count(seen)
+                    seen = {}
         except (IntegrityError, OSError, MemoryError) as error:
             return error
+        finally:
+            self._count(seen)
         return IntegrityError(f"damaged in {plural(len(wanted), 'blob')}") if wanted else None
 
     def _held(self, reader: PackReader) -> set[bytes]:
@@ -231,8 +236,7 @@ class _Verification:
             for batch, future in zip(unread, reading, strict=True):
                 whole, _ = future.result()
                 again, unreadable = _read(loose, {d: size for d, size in batch.items() if d not in whole})
-                for digest in whole | again:
-                    self._count(digest, batch[digest])
+                self._count({digest: batch[digest] for digest in whole | again})
                 self._report.unreadable += unreadable.values()
                 gone = batch.keys() - whole - again - unreadable.keys() - self._hidden
                 self.lost.update({digest: batch[digest] for digest in gone})
@@ -244,7 +248,7 @@ class _Verification:
         wanted = {digest: size for digest, size in self.lost.items() if digest not in self._loose}
         troubles: list[Exception] = []
         for digest, data in self._storage.blobs_anew().fetch_many(wanted, troubles=troubles) if wanted else ():
-            self._count(digest, len(data))
+            self._count({digest: len(data)})
             del self.lost[digest]
         return troubles
 
@@ -261,22 +265,23 @@ class _Verification:
         """Read what this store lacks."""
         for blobs in self._storage.below.blobs() if self.lost else ():
             for digest, data in blobs.fetch_many(dict(self.lost), blobs.packs()):
-                self._count(digest, len(data))
+                self._count({digest: len(data)})
                 del self.lost[digest]
 
     def _unread(self) -> Iterator[dict[bytes, int]]:
         """Digests and sizes of what is still to be read, some at a time."""
-        unread = (
-            (digest, int.from_bytes(size, "little"))
-            for digest, size in self._needed.items()
-            if digest not in self._whole or digest in self._loose
-        )
-        return map(dict, batches(unread, sys.maxsize, _BATCH))
+        needed = self._needed.items()
+        while some := dict(islice(needed, _BATCH)):
+            done = some.keys() - self._whole.absent(some)
+            done &= set(self._loose.absent(done))
+            if unread := {d: int.from_bytes(size, "little") for d, size in some.items() if d not in done}:
+                yield unread
 
-    def _count(self, digest: bytes, size: int) -> None:
-        if self._whole.add([digest]):
-            self._progress.done += 1
-            self._report.bytes += size
+    def _count(self, sizes: Mapping[bytes, int]) -> None:
+        """Note what is whole, given with the sizes of the blobs in bytes."""
+        new = self._whole.add(sizes)
+        self._progress.done += len(new)
+        self._report.bytes += sum(map(sizes.__getitem__, new))
 
     def _tell_lost(self, ref: Ref, lost: Mapping[bytes, int]) -> None:
         try:
