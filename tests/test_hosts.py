@@ -503,6 +503,7 @@ def test_either_of_what_a_root_remembers_tells_what_the_host_before_has_built(
 
 
 STUCK = "inductor/ab/cstuck.main.so"
+PUBLISHED = "inductor/ab/c0.main.so"
 
 
 @contextmanager
@@ -543,6 +544,42 @@ def test_an_object_that_cannot_be_removed_costs_nothing_else(
         assert _hosts(Node(tmp_path)) == {}
     Node(tmp_path).restore()
     assert not tree.has(STUCK)
+
+
+def root_with_what_cannot_be_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """A root that host b has taken over, and knows to be its own, except for an object of host a's."""
+    go_to_host("b", monkeypatch)
+    builder = Node(folder, "builder")
+    builder.tree.put(PUBLISHED, shared_object())
+    builder.commit()
+    go_to_host("a", monkeypatch)
+    Node(folder).restore()
+    tree = Tree(folder / "node")
+    tree.put(STUCK, shared_object() + b"stuck")
+    go_to_host("b", monkeypatch)
+    with stuck():
+        Node(folder).restore()
+    return tree
+
+
+def test_an_object_that_is_built_anew_over_one_that_could_not_be_removed_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = root_with_what_cannot_be_removed(tmp_path, monkeypatch)
+    tree.put(STUCK, shared_object() + b"built on b")
+    assert Node(tmp_path).commit().skipped == ()
+    assert {host: set(files) for host, files in _hosts(Node(tmp_path)).items()} == {"b" * 16: {PUBLISHED, STUCK}}
+
+
+def test_an_object_that_could_not_be_removed_is_not_the_next_hosts_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is the same, and another compiler makes it another host: only the root knows about the object."""
+    tree = root_with_what_cannot_be_removed(tmp_path, monkeypatch)
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("c" * 16, {}))
+    own = tree.put("inductor/ab/c2.main.so", shared_object() + b"c")
+    assert [skip.path for skip in Node(tmp_path).commit().skipped] == [PUBLISHED, STUCK]
+    assert list(_hosts(Node(tmp_path))["c" * 16]) == [own]
 
 
 def test_a_worker_that_waits_for_the_root_does_not_rely_on_a_restore_on_another_host(
@@ -644,6 +681,31 @@ def test_a_commit_alone_publishes_no_objects_in_a_folder_that_has_come_from_anot
         assert "inductor/ab/c1.main.so" in [skip.path for skip in node.commit().skipped]
     assert list(node.published()) == [wrapper]
     assert "b" * 16 not in _hosts(node)
+
+
+def test_a_folder_that_has_come_from_another_host_leaves_what_was_built_elsewhere_in_the_root_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(on_volume(tmp_path, "a", monkeypatch))
+    node = on_volume(tmp_path, "b", monkeypatch)
+    own = node.tree.put("tvmffi/mine/lib.so", shared_object())
+    assert [skip.path for skip in node.commit().skipped] == ["inductor/ab/c1.main.so"]
+    assert {host: list(files) for host, files in _hosts(node).items()} == {"b" * 16: [own]}
+    node.restore()
+    assert node.tree.has(own)
+
+
+def test_a_commit_vouches_for_no_folder_in_which_it_finds_no_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be hidden from it, as while a group is being written."""
+    killed(on_volume(tmp_path, "a", monkeypatch))
+    (tmp_path / "volume/inductor/ab/c1.main.so").rename(tmp_path / "hidden")
+    node = on_volume(tmp_path, "b", monkeypatch)
+    Tree(tmp_path / "volume").wrapper()
+    node.commit()
+    (tmp_path / "hidden").rename(tmp_path / "volume/inductor/ab/c1.main.so")
+    assert [skip.path for skip in node.commit().skipped] == ["inductor/ab/c1.main.so"]
 
 
 def test_a_folder_on_a_volume_that_stays_on_its_machine_keeps_what_was_built_there(

@@ -95,9 +95,14 @@ def test_a_second_commit_looks_at_none_of_it_and_a_restore_puts_it_right_all_the
     assert node.commit().status is CommitStatus.UNCHANGED
 
 
+@pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("take", [moved, copied])
-def test_a_restore_that_misses_puts_a_moved_root_right_too(take: Callable[[Path, Path], None], tmp_path: Path) -> None:
+def test_a_restore_that_misses_puts_a_moved_root_right_too(
+    take: Callable[[Path, Path], None], restored: bool, tmp_path: Path
+) -> None:
     before = Node(tmp_path, "before")
+    if restored:
+        before.restore()
     before.tree.kernel("one")
     before.commit()
     before.store.forget(KEY)

@@ -52,7 +52,6 @@ def foreign_at_commit(worker: Worker, state: State, found: Scan) -> dict[str, by
         return {}
     foreign = _known_foreign(worker, state, bound)
     if not state.host:
-        worker.host.ask()  # from this commit on the root is this host's
         return bound if _was_restored_elsewhere(worker) else foreign
     if state.host == worker.host.fingerprint:
         return foreign
