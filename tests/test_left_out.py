@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kstore.local.found import Scan
+from kstore.local.found import Scan, Skipped
 from kstore.local.index import Known
 from kstore.local.link import LinkMode
 from kstore.local.move import Mover
@@ -20,7 +20,7 @@ from kstore.local.place import Placer
 from kstore.merge import merge
 from kstore.operations import restoration
 from kstore.operations.wanted import choose_wanted, hindered
-from kstore.published.manifest import Flag
+from kstore.published.manifest import Entry, Files, Flag
 from kstore.report import CommitStatus
 from tests.trees import HOUR, Node, entry, failing_to_read, grouped
 
@@ -285,16 +285,40 @@ def test_a_file_that_does_not_fit_in_memory_costs_itself(node: Node, monkeypatch
     assert report.skipped == ((dump, "it does not fit in memory"),)
 
 
-def test_no_file_comes_into_a_group_that_stays_though_another_version_made_no_group_of_it() -> None:
-    """Each kernel is from one build."""
-    local = {f"triton/K/{name}": grouped(f"{name} of ours") for name in ("ptx", "cubin")}
-    files = {f"triton/K/{name}": entry(f"{name} of theirs", Flag.LINK) for name in ("ptx", "cubin", "sass")}
+def chosen(files: Files, local: Files, busy: Set[str] = frozenset()) -> tuple[Set[str], dict[str, Skipped]]:
+    """What is placed of a generation's files in a root that has compiled for itself, and why the rest is not."""
     found = Scan()
     found.known.update({path: Known(ours, ours.size, 1) for path, ours in local.items()})
+    found.busy.update(busy)
     wanted = choose_wanted(files, found, merge({}, files, local, {}))
-    assert wanted == {}
-    why = hindered(files, found, wanted)
-    assert why == {"triton/K/sass": ("triton/K", "something else is in its place")}
+    return wanted.keys(), hindered(files, found, wanted)
+
+
+@pytest.mark.parametrize("theirs", [grouped, lambda content: entry(content, Flag.LINK)], ids=["a group", "no group"])
+def test_no_file_comes_into_a_group_that_stays_whatever_another_version_made_of_it(
+    theirs: Callable[[str], Entry],
+) -> None:
+    """Each kernel is from one build."""
+    local = {f"triton/K/{name}": grouped(f"{name} of ours") for name in ("ptx", "cubin")}
+    files = {f"triton/K/{name}": theirs(f"{name} of theirs") for name in ("ptx", "cubin", "sass")}
+    assert chosen(files, local) == (set(), {"triton/K/sass": ("triton/K", "something else is in its place")})
+
+
+@pytest.mark.parametrize("theirs", [grouped, lambda content: entry(content, Flag.LINK)], ids=["a group", "no group"])
+def test_no_file_comes_into_a_folder_that_is_being_written_whatever_another_version_made_of_it(
+    theirs: Callable[[str], Entry],
+) -> None:
+    files = {"triton/K/ptx": theirs("theirs")}
+    assert chosen(files, {}, {"triton/K"}) == (set(), {"triton/K/ptx": ("triton/K", "it is being written")})
+
+
+@pytest.mark.parametrize("ours", ["triton/K", "triton/K/odd", "triton/K/deep/odd"])
+def test_no_group_takes_the_place_of_what_is_none(ours: str) -> None:
+    """A file where its folder would be, or a folder that holds something else."""
+    files = {"triton/K/ptx": grouped("theirs")}
+    assert chosen(files, {ours: entry("ours")}) == (
+        set(), {"triton/K/ptx": ("triton/K", "something else is in its place")}
+    )  # fmt: skip
 
 
 def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, layout: str) -> None:

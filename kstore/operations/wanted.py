@@ -13,7 +13,7 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     What the worker changed itself stays, and so does all of a group that is being written. A group is placed whole or
     not at all, and never in the place of a folder that holds something else.
     """
-    if not (found.known or found.busy or merged.declined):
+    if not (found.known or found.busy):
         return files
     keep, local = merged.declined.keys() - merged.outdated | {*merged.taken, *merged.to_merge}, found.files
     wanted = {
