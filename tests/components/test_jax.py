@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kstore.environment import Host
+from kstore.local import streams
 from kstore.local.streams import is_whole
 from kstore.redirect import redirecting
 from kstore.store import Store
@@ -63,6 +64,21 @@ def test_a_stream_that_ends_in_zeros_is_not_whole(compress: Any) -> None:
         assert not is_whole(whole[:kept] + bytes(len(whole) - kept))
 
 
+@pytest.mark.parametrize("descriptor", range(4), ids=lambda size: f"dictionary {size}")
+def test_a_frame_that_names_its_dictionary_is_whole_at_its_end_too(descriptor: int) -> None:
+    """In as many bytes as its header says: a window, the dictionary, and one last block of four raw bytes."""
+    named = bytes((0, 1, 2, 4)[descriptor])
+    whole = b"\x28\xb5\x2f\xfd" + bytes([descriptor, 0]) + named + (4 << 3 | 1).to_bytes(3, "little") + b"code"
+    assert is_whole(whole)
+    assert not is_whole(whole[:-1])
+    assert not is_whole(whole + b"\0")
+
+
+def test_a_frame_with_a_block_of_no_kind_is_not_whole() -> None:
+    """Its length may be right all the same."""
+    assert not is_whole(b"\x28\xb5\x2f\xfd\0\0" + (4 << 3 | 3 << 1 | 1).to_bytes(3, "little") + b"code")
+
+
 @given(st.binary(max_size=40))
 def test_whatever_follows_on_the_first_bytes_is_judged(data: bytes) -> None:
     for begins in (b"", b"\x28\xb5\x2f\xfd", b"\x78\x9c"):
@@ -90,6 +106,15 @@ def test_each_part_of_a_long_zlib_stream_is_read_only_a_few_times(monkeypatch: p
     assert is_whole(whole)
     assert len(whole) <= sum(given) < 8 * len(whole)
     assert not is_whole(whole[:-1])
+
+
+def test_a_zlib_stream_that_ends_with_what_is_read_at_once_is_whole_and_nothing_may_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = zlib.compress(b"code")
+    monkeypatch.setattr(streams, "_TAKEN", len(whole))
+    assert is_whole(whole)
+    assert not is_whole(whole + b"\0")
 
 
 def test_an_entry_in_another_form_counts_as_whole() -> None:
