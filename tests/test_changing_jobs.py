@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import tracemalloc
 from collections.abc import Mapping
@@ -181,6 +182,35 @@ def test_what_is_compiled_after_a_block_that_could_not_be_entered_is_of_the_oute
             compile_kernel("never")
         compile_kernel()
     assert block.committed.new_files == 1
+
+
+def test_what_is_compiled_after_a_block_whose_commit_failed_is_of_the_outer_one(
+    found: dict[str, Any], tmp_path: Path
+) -> None:
+    with kstore.synchronized(KEY, **found) as block:
+        with pytest.raises(kstore.StoreUnavailable), kstore.synchronized(OTHER, store=tmp_path / "lost", strict=True):
+            compile_kernel("never")
+            (tmp_path / "lost").write_text("no folder")
+        compile_kernel()
+    assert block.committed.new_files == 1
+
+
+def test_what_is_committed_on_sigterm_is_for_the_gpu_that_the_block_began_with(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block inside it has begun with the key anew."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with kstore.synchronized(KEY, **found) as block:
+            with monkeypatch.context() as hidden:
+                hidden.setenv("CUDA_VISIBLE_DEVICES", "")
+                with kstore.synchronized(KEY, **found) as inner:
+                    pass
+            compile_kernel()
+            signal.raise_signal(signal.SIGTERM)
+            assert (inner.committed.gpu, block.committed.gpu, published(found)) == ("cpu-test", GPU, 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_block_that_could_not_be_entered_leaves_what_was_restored_by_hand_in_use(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import importlib
 import logging
@@ -12,6 +13,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from threading import Barrier, Thread
@@ -88,6 +90,19 @@ def test_a_block_may_be_entered_in_itself_and_goes_on_afterwards(
         tree.wrapper("three")
     assert (published(settings), block.committed.new_files) == (3, 1)
     until(lambda: threading.active_count() <= before)
+
+
+def test_a_block_that_was_entered_in_itself_says_at_its_end_what_it_had_restored(
+    tree: Tree, settings: dict[str, Any]
+) -> None:
+    block = kstore.synchronized(KEY, **settings)
+    with block:
+        restored = block.restored
+        tree.wrapper()
+        for generation in 0, 1:
+            with block:
+                assert block.restored.generation == generation
+    assert block.restored is restored
 
 
 def test_a_block_that_was_entered_in_itself_still_commits_when_the_process_is_told_to_end(
@@ -480,6 +495,73 @@ def test_a_strict_commit_that_fails_raises_if_the_body_did_not(
     with pytest.raises(kstore.StoreUnavailable), kstore.synchronized(KEY, live=live, strict=True, **settings):
         tree.wrapper()
         (tmp_path / "store").write_text("no folder")
+
+
+def test_what_the_body_raised_goes_on_though_hits_were_required(
+    tree: Tree, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tree.wrapper()
+    kstore.commit(KEY, **settings)
+    job = {**settings, "cache_root": tmp_path / "another", "strict_hits": True}
+    with pytest.raises(OutOfMemory), kstore.synchronized(KEY, **job):
+        raise OutOfMemory
+
+
+def test_what_the_body_raised_goes_on_though_the_store_hangs_when_the_lease_is_given_up(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(kstore.Store, "release", lambda *what: answer.wait(60))
+    with pytest.raises(OutOfMemory), kstore.synchronized(KEY, on_error="discard", grace_period=0.1, **settings):
+        raise OutOfMemory
+    answer.set()
+
+
+def test_a_job_that_goes_on_after_sigterm_hears_only_in_its_log_that_nothing_was_committed(
+    tree: Tree, tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with pytest.raises(OutOfMemory), kstore.synchronized(KEY, strict=True, **settings):
+            tree.wrapper()
+            (tmp_path / "store").write_text("no folder")
+            signal.raise_signal(signal.SIGTERM)
+            assert f"commit of {KEY} failed" in caplog.text
+            raise OutOfMemory
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+
+
+def test_a_cache_root_that_hangs_does_not_hold_up_the_report_on_its_use(
+    tree: Tree, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.wrapper()
+    kstore.commit(KEY, **settings)
+    answer = threading.Event()
+    monkeypatch.setattr("kstore.job.usage_of", lambda *what: answer.wait(60))
+    with kstore.synchronized(KEY, timeout=5, **{**settings, "cache_root": tmp_path / "another"}) as block:
+        block._settings["timeout"] = 0.5
+    answer.set()
+    assert "reading the cache root" in block.usage.why_unknown
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_block_that_was_left_leaves_nothing_to_do_at_the_end_of_the_process(
+    settings: dict[str, Any], live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave() -> None:
+        with suppress(OutOfMemory), kstore.synchronized(KEY, live=live, **settings):
+            assert len(left) < 2, "a watch has its own"
+            raise OutOfMemory
+
+    left: list[Callable[[], object]] = []
+    leave()  # What is imported meanwhile may have something of its own to do.
+    monkeypatch.setattr(atexit, "register", left.append)
+    monkeypatch.setattr(atexit, "unregister", left.remove)
+    leave()
+    assert left == []
 
 
 @pytest.mark.parametrize("live", [False, True])

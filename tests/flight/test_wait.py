@@ -820,6 +820,14 @@ def test_it_releases_when_its_body_fails(tmp_path: Path) -> None:
     assert not is_held(Node(tmp_path))
 
 
+@pytest.mark.parametrize("choice", [{"strict_hits": True}, {"on_error": "discard"}], ids=str)
+def test_it_releases_when_it_commits_nothing(tmp_path: Path, choice: dict[str, Any]) -> None:
+    error = kstore.MissError if "strict_hits" in choice else ZeroDivisionError
+    with pytest.raises(error), kstore.synchronized(KEY, wait=LONG, **choice, **settings(tmp_path, "node")):
+        raise ZeroDivisionError
+    assert not is_held(Node(tmp_path))
+
+
 def test_the_report_says_it_all_in_json(tmp_path: Path) -> None:
     content = Node(tmp_path).restore(wait=LONG).as_json()
     assert {name: content[name] for name in ("leads", "waited", "waited_for")} == {
