@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import os
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -550,6 +553,53 @@ def test_a_job_that_reads_its_settings_again_on_sighup_is_not_told_to_end(place:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert place.published() == 1
+
+
+def test_a_job_whose_sighup_python_does_not_know_of_is_not_told_to_end_by_it_either(place: Place) -> None:
+    with open(place.tree.root.parent / "stacks", "w") as stacks:
+        faulthandler.register(signal.SIGHUP, stacks)
+        try:
+            with kstore.synchronized(KEY, **place.settings):
+                place.tree.wrapper()
+                signal.raise_signal(signal.SIGHUP)
+                assert place.published() == 0
+        finally:
+            faulthandler.unregister(signal.SIGHUP)
+    assert place.published() == 1
+
+
+def test_a_block_that_another_thread_leaves_is_published_and_its_handler_does_no_more(place: Place) -> None:
+    told = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    block = kstore.synchronized(KEY, **place.settings)
+    try:
+        block.__enter__()
+        place.tree.wrapper("one")
+        with ThreadPoolExecutor(1) as others:
+            others.submit(block.__exit__, None, None, None).result(PATIENCE)
+        place.tree.wrapper("two")
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (place.published(), told) == (1, [signal.SIGTERM])
+
+
+def test_a_handler_that_still_calls_ours_after_the_block_publishes_nothing_more(place: Place) -> None:
+    """It has been installed in the block, so it stays."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with kstore.synchronized(KEY, **place.settings):
+            place.tree.wrapper("one")
+            signal.signal(signal.SIGTERM, partial(_call, signal.getsignal(signal.SIGTERM)))
+        place.tree.wrapper("two")
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert place.published() == 1
+
+
+def _call(handler: Any, number: int, frame: FrameType | None) -> None:
+    handler(number, frame)
 
 
 def test_a_job_that_is_told_to_end_lets_others_compile(place: Place, tmp_path: Path) -> None:
