@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from kstore.errors import UsageError
+from kstore.errors import StoreUnavailable, UsageError
 from kstore.live import ready
 from kstore.live.ready import ReadyCommit, check_url
 from kstore.report import CommitReport, CommitStatus
@@ -154,11 +157,49 @@ def test_a_server_that_never_answers_holds_up_nobody(server: Server, monkeypatch
 
 def test_a_commit_that_fails_is_reported_once_and_tried_again(server: Server) -> None:
     server.status = 200
-    job = Job(server.url, OSError("the store is away"), OSError("still"), OSError("still"))
+    job = Job(server.url, OSError("the store is away"), StoreUnavailable("still"), OSError("still"))
     until(lambda: job.is_over)
     assert job.commits == 4
     assert job.warned == ["the commit of a ready server failed: the store is away"]
     assert job.ready.report is REPORT
+
+
+def test_after_the_job_no_commit_is_tried_again_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*asked: object) -> bool:
+        monkeypatch.setattr(ready, "_PAUSE", PATIENCE * 60)
+        return True
+
+    monkeypatch.setattr(ready, "is_ready", answer)
+    monkeypatch.setattr(ready, "_LONGEST_PAUSE", PATIENCE * 60)
+    job = Job("http://127.0.0.1:9/health", OSError("the store is away"), OSError("still"))
+    until(lambda: job.warned or job.commits)
+    job.ready.stop()
+    until(lambda: job.is_over)
+    assert job.commits == 1
+
+
+def test_each_pause_between_two_attempts_is_twice_as_long_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "_PAUSE", 1.0)
+    troubles, pauses = [OSError("the store is away")] * 8, list[float]()
+
+    def commit() -> CommitReport:
+        if troubles:
+            raise troubles.pop()
+        return REPORT
+
+    made = ReadyCommit("http://127.0.0.1:9/health", commit, lambda *what: None, lambda text: None)
+    monkeypatch.setattr(made._over, "wait", pauses.append)
+    made._commit_until_done()
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_nobody_waits_for_its_thread_and_no_signal_is_handled_there(server: Server) -> None:
+    job = Job(server.url)
+    status = Path(f"/proc/self/task/{job.ready._thread.native_id}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert job.ready._thread.daemon
+    assert all(blocked >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT))
+    job.ready.stop()
 
 
 def test_after_the_job_nothing_is_said(server: Server) -> None:
@@ -170,6 +211,26 @@ def test_after_the_job_nothing_is_said(server: Server) -> None:
     job.holds.set()
     until(lambda: job.is_over)
     assert (job.told, job.warned, job.ready.report) == ([], [], None)
+
+
+def test_what_is_no_answer_in_http_is_none_that_it_is_ready() -> None:
+    """Another program may have taken the port."""
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as threads:
+
+        def greet() -> None:
+            with other.accept()[0] as asking:
+                asking.sendall(b"SSH-2.0-OpenSSH\r\n")
+                asking.recv(1 << 16)
+
+        greeted = threads.submit(greet)
+        url = f"http://127.0.0.1:{other.getsockname()[1]}/health"
+        assert not ready.is_ready(ready.opener_of(url), url)
+        greeted.result(PATIENCE)
+
+
+def test_a_host_that_cannot_be_looked_up_is_not_ready() -> None:
+    url = check_url("http://no..host/health")
+    assert not ready.is_ready(ready.opener_of(url), url)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +253,15 @@ def test_bad_addresses(url: str) -> None:
         check_url(url)
 
 
-def test_it_reports_what_keeps_it_from_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError("no certificates"), ImportError("no TLS")], ids=str)
+def test_it_reports_what_keeps_it_from_asking(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str) -> None:
-        raise OSError("no certificates")
+        raise error
 
     monkeypatch.setattr(ready, "opener_of", refuse)
     job = Job("https://127.0.0.1:9/health")
     until(lambda: job.is_over)
-    assert job.warned == ["https://127.0.0.1:9/health cannot be asked: no certificates"]
+    assert job.warned == [f"https://127.0.0.1:9/health cannot be asked: {error}"]
 
 
 def test_a_thread_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
