@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kstore.components import Component, load_table
-from kstore.components.table import Kinds, Patterns, parse_table, table_version
+from kstore.components.table import Kinds, Patterns, method_of, parse_table, table_version
 from kstore.errors import UsageError
 from kstore.published.manifest import Flag
 
@@ -476,3 +476,7 @@ def test_vllm_keeps_its_inductor_and_triton_caches_below_its_own() -> None:
 
 def test_only_tunableop_names_a_file() -> None:
     assert [name for name, component in load_table().items() if not component.is_folder] == ["tunableop"]
+
+
+def test_no_named_rule_says_anything_about_a_component_that_this_version_does_not_know() -> None:
+    assert method_of(load_table(), "merge", "unknown/file") is None

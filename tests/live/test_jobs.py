@@ -23,7 +23,7 @@ import pytest
 
 import kstore
 from kstore.deadline import Answer
-from kstore.live import commits, endings
+from kstore.live import commits, endings, imports
 from kstore.report import CommitStatus
 from tests.trees import ENVIRONMENT, GPU, KEY, Tree
 
@@ -600,6 +600,21 @@ def test_a_handler_that_still_calls_ours_after_the_block_publishes_nothing_more(
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
     handler(number, frame)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("there is none"), OSError("it cannot be read")], ids=str)
+def test_what_cannot_be_imported_ahead_keeps_no_block_from_beginning(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def fail(module: str) -> None:
+        tried.append(module)
+        raise error
+
+    monkeypatch.setattr(imports, "import_module", fail)
+    imports.import_commit()
+    assert tried == list(imports._MODULES)
 
 
 def test_a_job_that_is_told_to_end_lets_others_compile(place: Place, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -309,3 +311,18 @@ def test_waiting_on_the_store_makes_its_client_look_afresh_now_and_then(
     assert (board.get("other"), seen.exists()) == (None, False)
     monkeypatch.setattr("kstore.ranks.board._STALE_FOR", 0.0)
     assert (board.get("other"), seen.exists()) == (None, True)
+
+
+def test_the_first_note_of_all_makes_the_store_whoever_leaves_it(tmp_path: Path) -> None:
+    assert StoreBoard(Storage(tmp_path / "store")).put_if_absent("note", b"there") == b"there"
+    assert (tmp_path / "store/kstore.json").exists()
+
+
+def test_a_note_that_cannot_be_read_is_no_note_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*what: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    storage = Storage(tmp_path / "store")
+    monkeypatch.setattr(storage.backend, "get", fail)
+    with pytest.raises(StoreUnavailable):
+        StoreBoard(storage).get("note")
