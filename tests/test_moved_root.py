@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +128,54 @@ def test_a_kernel_that_lacks_a_file_keeps_no_other_from_being_put_right(
     node.store.forget(KEY)
     assert node.restore().status is RestoreStatus.MISS
     assert all(path.is_relative_to(node.tree.root / whole) for path in listed(node.tree.root / whole))
+
+
+@pytest.fixture
+def missing(tmp_path: Path) -> tuple[Node, Path]:
+    """A worker with a moved root for which nothing is published, and its kernel's list."""
+    before = Node(tmp_path, "before")
+    before.restore()
+    (path,) = (before.tree.root / before.tree.kernel()).glob("__grp__*")
+    before.commit()
+    before.store.forget(KEY)
+    moved(before.tree.root, tmp_path / "after")
+    node = Node(tmp_path, "after")
+    return node, node.tree.root / path.relative_to(before.tree.root)
+
+
+@pytest.mark.parametrize("before", ["it is read", "it is written"])
+def test_a_list_that_a_compiler_replaces_before_it_is_put_right_stays(
+    missing: tuple[Node, Path], before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, path = missing
+    read = Worker.read_stored
+
+    def replace_and_read(*what: Any) -> bytes | None:
+        stored = None if before == "it is read" else read(*what)
+        path.unlink()
+        path.write_text("of the compiler")
+        return read(*what) if before == "it is read" else stored
+
+    monkeypatch.setattr(Worker, "read_stored", replace_and_read)
+    assert node.restore().status is RestoreStatus.MISS
+    assert path.read_text() == "of the compiler"
+
+
+def test_a_list_that_cannot_be_written_anew_stays_and_that_is_said(
+    missing: tuple[Node, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, path = missing
+    before, replace = path.read_bytes(), os.replace
+
+    def refuse(source: str, target: str, **options: Any) -> None:
+        if str(target) == str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
+        replace(source, target, **options)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert node.restore().status is RestoreStatus.MISS
+    assert path.read_bytes() == before
+    assert f"{path} holds the paths of another folder, and cannot be written: Permission denied" in caplog.text
 
 
 def test_a_list_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
