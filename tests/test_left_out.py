@@ -336,6 +336,20 @@ def test_answers_that_were_published_come_beside_one_of_ours(tmp_path: Path, lay
     assert sorted(os.listdir(node.tree.root / slot)) == ["one", "three", "two"]
 
 
+def test_what_a_worker_has_written_anew_stays_though_it_restores_again(tmp_path: Path, layout: str) -> None:
+    """And the next commit publishes it."""
+    other, node, third = (Node(tmp_path, name, layout=layout) for name in ("other", "node", "third"))
+    path = other.tree.put("inductor/ab/one.py", b"published")
+    other.commit()
+    node.restore()
+    (node.tree.root / path).unlink()
+    node.tree.put(path, b"its own")
+    assert (node.restore().placed, node.tree.read(path)) == (0, b"its own")
+    node.commit()
+    third.restore()
+    assert third.tree.read(path) == b"its own"
+
+
 def test_why_nothing_is_linked_is_reported(tmp_path: Path) -> None:
     """For example, where a filesystem shows all files as executable."""
     node = Node(tmp_path, layout="loose")
