@@ -610,6 +610,46 @@ def test_what_comes_from_another_image_may_be_as_many_files_in_other_folders(fle
     assert (worker.restore().left_out, modules(worker)) == (1, {"two", "three"})
 
 
+def image_with(fleet: Fleet, *paths: str) -> Path:
+    """Another image, whose store has these files and a kernel."""
+    other = fleet.folder / "image" / "other"
+    builder = Worker(fleet.folder, "builder of other", other, layout=fleet.layout_below)
+    for path in paths:
+        builder.tree.put(path, path.encode())
+    builder.tree.kernel("of the other")
+    assert builder.commit().ok
+    return other
+
+
+def test_nothing_is_taken_from_another_image_that_contradicts_what_is_shared(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where one has a file and the other a folder, no restore could place both."""
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    worker.tree.put("inductor/ab/cboth", b"a file")
+    worker.commit()
+    other = image_with(fleet, "inductor/ab/cboth/cinside.py", "inductor/ab/celse.py")
+    again = fleet.worker("again", other)
+    assert again.restore().left_out == 3 + GROUP_FILES
+    assert contents(again.tree.root) == {"inductor/ab/cboth": b"a file"}
+    assert "missing files are not replaced by those of the stores below" in caplog.text
+
+
+def test_what_another_image_has_of_a_component_that_is_not_managed_stays_there(fleet: Fleet) -> None:
+    fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    fill(worker, "two")
+    worker.commit()
+    other = image_with(fleet, "inductor/ab/celse.py")
+    again = fleet.worker("again", other, components=("inductor",))
+    again.restore()
+    assert "inductor/ab/celse.py" in contents(again.tree.root)
+    assert kernels(again) == set()
+
+
 def test_a_worker_whose_image_has_all_that_is_missing_says_nothing(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
