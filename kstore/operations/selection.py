@@ -13,7 +13,7 @@ from kstore.published.leaning import leans_on, substitutes, unavailable
 from kstore.published.manifest import Files, Manifest, folders_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
-from kstore.published.untrusted import check_entries, check_paths
+from kstore.published.untrusted import check_paths
 from kstore.words import files
 from kstore.worker import Worker
 
@@ -71,12 +71,11 @@ def _left_to_others(worker: Worker, manifest: Manifest, published: Files, ref: R
 
 
 def _substitutes(worker: Worker, snapshot: Snapshot, chosen: Files) -> Files:
-    """What the stores below have in the place of what is not `chosen`."""
+    """What the stores below have in the place of what is not `chosen`: each by itself has been checked."""
     known = worker.root.folders
     found = substitutes(worker.storage, snapshot, chosen, worker.files_of)
     found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
     try:
-        check_entries(found)
         paths = chosen.keys() | found.keys()
         check_paths(folders_of(paths), paths)
     except IntegrityError as error:
