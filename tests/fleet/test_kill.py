@@ -18,10 +18,10 @@ from kstore.store import Store
 from tests.gc.stores import pass_time
 from tests.trees import SUFFIXES, Node, contents
 
-KILLS = 25
+KILLS = 15
 """Upon each store; every one of them comes with a verify of all that is there."""
 STORES = 2
-"""Of each layout: a hundred kills in all, at other moments in each run."""
+"""Of each layout: sixty kills in all, at other moments in each run."""
 pytestmark = pytest.mark.slow
 
 

@@ -15,7 +15,7 @@ from tests.trees import Node, contents, in_processes
 
 WORKERS = 24
 GRACE = 10
-SECONDS = 25.0
+SECONDS = 18.0
 pytestmark = pytest.mark.slow
 
 
