@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from kstore.cli.program import run
+from kstore.stats.record import finish
 
 GPU = "cpu-test"
 ENVIRONMENT = "torch9.9.9-triton9.9.9-cp399-x86_64-0123abcd"
@@ -85,6 +86,7 @@ class Cli:
         self._capsys.readouterr()
         with environment_kept():
             code = run(arguments)
+        finish(10)  # what the end of a process waits for, if not as long
         return Result(code, *self._capsys.readouterr())
 
     def process(self, *arguments: str, **options: Any) -> Result:
