@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, compress, islice
 from operator import eq
@@ -158,6 +158,14 @@ class PackReader:
                 yield first, frame
             first += frame.blobs
             deque(some, maxlen=0)
+
+
+def read_ahead(backend: Readable, pack_id: str) -> PackReader:
+    """A pack whose index has been read, if it could be: whoever uses it sees what is wrong with it."""
+    reader = PackReader(backend, pack_id)
+    with suppress(IntegrityError, OSError, MemoryError):
+        _ = reader.index
+    return reader
 
 
 def _load(

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, blob_name
-from kstore.blobs.packreader import PackReader
+from kstore.blobs.packreader import PackReader, read_ahead
 from kstore.damaged import damaged_blobs
 from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.far import ask_each
@@ -103,7 +104,8 @@ class _Verification:
             self._survey(*generation, fetch)
         self._report.blobs += len(self._needed)
         self._progress.done, self._progress.total = 0, len(self._needed)
-        for pack, reader in ask_each(self._reader, sorted({pack for ref in self.refs for pack in ref.packs})):
+        packs = sorted({pack for ref in self.refs for pack in ref.packs})
+        for pack, reader in ask_each(partial(read_ahead, self._storage.backend), packs):
             self._check_pack(pack, reader())
         self._read_loose()
         troubles = self._read_elsewhere()
@@ -176,13 +178,6 @@ class _Verification:
             self._report.damage.append(Damage(scope, generation, str(trouble), store=self._storage.location))
         else:
             self._report.unreadable.append(f"generation {generation} of {scope}: {reason_of(trouble)}")
-
-    def _reader(self, pack: str) -> PackReader:
-        """A pack whose index has been read, if it could be."""
-        reader = PackReader(self._storage.backend, pack)
-        with suppress(IntegrityError, OSError, MemoryError):
-            _ = reader.index
-        return reader
 
     def _check_pack(self, pack: str, reader: PackReader) -> None:
         trouble = self._read_pack(reader) and self._read_pack(reader)  # The trouble may pass.

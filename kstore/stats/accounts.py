@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import chain, islice
 from typing import Generic, NamedTuple, Self
 
@@ -17,7 +18,7 @@ from kstore.batches import MAX_COUNT
 from kstore.blobs.loose import ASIDE, blob_name
 from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
-from kstore.blobs.packreader import PackReader
+from kstore.blobs.packreader import PackReader, read_ahead
 from kstore.digest import HEXADECIMAL
 from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.far import ask_each
@@ -182,8 +183,8 @@ class Accounts(Generic[Group]):
                 one.elsewhere += blob.size
         self._seek()
         self._count_loose()
-        for pack, reader in ask_each(self._reader, self._packs):
-            self._count_pack(pack, reader)
+        for pack, reader in ask_each(partial(read_ahead, self._storage.backend), self._packs):
+            self._count_pack(pack, reader())
         if survey:
             self._survey()
         self.space.unreadable += some_of([*self._hidden.values()], "other folder")
@@ -212,16 +213,9 @@ class Accounts(Generic[Group]):
                 self._saved.add(found)
                 self._packs.setdefault(pack, set()).update(*found.values())
 
-    def _reader(self, pack: str) -> PackReader:
-        """A pack whose index has been read."""
-        reader = PackReader(self._storage.backend, pack)
-        _ = reader.index
-        return reader
-
-    def _count_pack(self, pack: str, ask_reader: Callable[[], PackReader]) -> None:
+    def _count_pack(self, pack: str, reader: PackReader) -> None:
         owners = self._packs[pack]
         try:
-            reader = ask_reader()
             self._count_frames(reader, owners)
             self._count_object(owners, reader.size)
         except (IntegrityError, OSError) as error:

@@ -4,14 +4,13 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from kstore.backends import Child, PosixBackend
 from kstore.blobs.loose import ASIDE, LooseBlobs, bears_stamp, blob_name, blob_path, is_published, stamp
 from kstore.digest import digest_of
-from tests.faults.reading import unlistable
+from tests.faults.reading import raising, unlistable
 
 CONTENTS = [b"", b"one", os.urandom(5 << 20)]
 
@@ -43,13 +42,9 @@ def test_trouble_with_an_empty_blob_is_reported(
     backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """It has no bytes that would tell that it was not read."""
-
-    def fail(*asked: object) -> NoReturn:
-        raise trouble
-
     loose.put_many([(digest_of(b""), b"")])
-    monkeypatch.setattr(PosixBackend, "get_many", fail)
-    monkeypatch.setattr(PosixBackend, "get", fail)
+    monkeypatch.setattr(PosixBackend, "get_many", raising(trouble))
+    monkeypatch.setattr(PosixBackend, "get", raising(trouble))
     troubles: list[Exception] = []
     assert list(loose.fetch({digest_of(b""): 0}, troubles)) == []
     assert troubles == [trouble]
@@ -259,13 +254,10 @@ def test_a_file_is_read_to_tell_whether_it_is_as_it_was_published(backend: Posix
 def test_a_file_that_cannot_be_read_is_not_known_to_be_as_it_was_published(
     backend: PosixBackend, loose: LooseBlobs, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise trouble
-
     loose.put_many([(digest_of(b"one"), b"one")])
     before = os.listdir("/proc/self/fd")
     assert is_published(str(path_of(backend, b"one")), digest_of(b"one"), 3)
-    monkeypatch.setattr("kstore.blobs.loose.read_all", fail)
+    monkeypatch.setattr("kstore.blobs.loose.read_all", raising(trouble))
     assert not is_published(str(path_of(backend, b"one")), digest_of(b"one"), 3)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 

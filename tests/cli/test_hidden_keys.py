@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from kstore.cli.keys import keys_beginning
 from kstore.cli.options import Invocation
 from kstore.digest import digest_of
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
-from tests.faults.reading import trouble_with, unlistable
+from tests.faults.reading import raising, trouble_with, unlistable
 
 HIDDEN = (f"refs/{GPU}/my/v2", f"refs/{GPU}/my/v2/@{ENVIRONMENT}")
 """A folder of keys, and what one key has for one environment."""
@@ -152,10 +150,3 @@ def test_a_key_whose_manifest_cannot_be_read_exists(cli: Cli, monkeypatch: pytes
 
     assert result.code == 4
     assert "generation 1 of my/v1" in result.err and "nothing is published" not in result.err
-
-
-def raising(error: BaseException) -> Callable[..., Any]:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,6 +14,15 @@ from kstore.backends.base import Child
 from kstore.backends.reading import OpenedFile
 
 AWAY = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """What takes the place of a call that fails."""
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def unlistable(patch: pytest.MonkeyPatch, folder: str, trouble: OSError = AWAY) -> None:

@@ -638,11 +638,7 @@ def test_nothing_is_taken_from_another_image_that_contradicts_what_is_shared(
 
 
 def test_what_another_image_has_of_a_component_that_is_not_managed_stays_there(fleet: Fleet) -> None:
-    fleet.bake("one")
-    worker = fleet.worker("worker")
-    worker.restore()
-    fill(worker, "two")
-    worker.commit()
+    leaning_fleet(fleet)
     other = image_with(fleet, "inductor/ab/celse.py")
     again = fleet.worker("again", other, components=("inductor",))
     again.restore()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ import pytest
 from kstore.errors import StoreUnavailable, WaitTimeout
 from kstore.ranks import Agreement, Board, StoreBoard, Superseded, Verdict, agreement
 from kstore.storage import Storage
+from tests.faults.reading import AWAY, raising
 from tests.ranks.fleet import at_once, outcome
 
 CHOICE = {"generation": 3}
@@ -319,10 +318,7 @@ def test_the_first_note_of_all_makes_the_store_whoever_leaves_it(tmp_path: Path)
 
 
 def test_a_note_that_cannot_be_read_is_no_note_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*what: object) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     storage = Storage(tmp_path / "store")
-    monkeypatch.setattr(storage.backend, "get", fail)
+    monkeypatch.setattr(storage.backend, "get", raising(AWAY))
     with pytest.raises(StoreUnavailable):
         StoreBoard(storage).get("note")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -57,9 +58,7 @@ def keys(bench: Bench) -> Table:
     describe(table, tree, "each key, with a fiftieth of the kernels its own")
     few, many = "store of one key", f"store of {sizes.keys:,} keys"
     try:
-        with bench.place("local", table) as place:
-            for column, count in (few, 1), (many, sizes.keys):
-                fill(_store(place, column), _filling(place, column), tree, count, tell)
+        with _filled(bench, table, "local", tree, {few: 1, many: sizes.keys}) as place:
             for number in range(bench.rounds):
                 for column in (few, many):
                     for reading in _look(place, column, number, bench.trees.kernels(1)[0]):
@@ -84,9 +83,7 @@ def keys_far(bench: Bench) -> Table:
     describe(table, tree, "each key, with a fiftieth of the kernels its own")
     few, many = "store of one key", f"store of {sizes.far_keys} keys"
     try:
-        with bench.place("far", table) as place:
-            for column, count in (few, 1), (many, sizes.far_keys):
-                fill(_store(place, column), _filling(place, column), tree, count, tell)
+        with _filled(bench, table, "far", tree, {few: 1, many: sizes.far_keys}) as place:
             for number in range(bench.rounds):
                 for column, words in product((few, many), _LOOKS):
                     store = place.shared(1) / _store(place, column).name
@@ -95,6 +92,15 @@ def keys_far(bench: Bench) -> Table:
     except Absent as error:
         table.note(f"Not measured: {error}.")
     return table
+
+
+@contextmanager
+def _filled(bench: Bench, table: Table, kind: str, tree: Path, keys: Mapping[str, int]) -> Iterator[Place]:
+    """A place of a kind with a store for each column, which has so many keys."""
+    with bench.place(kind, table) as place:
+        for column, count in keys.items():
+            fill(_store(place, column), _filling(place, column), tree, count, tell)
+        yield place
 
 
 def _look(place: Place, column: str, number: int, kernel: Path) -> Iterator[Reading]:
