@@ -6,8 +6,9 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,14 @@ from tools.bench.processes import Step
 from tools.bench.race import bad_statuses
 
 Bench = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def handler_kept() -> Iterator[None]:
+    """The command has a handler of its own, which other tests must not find."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
