@@ -104,10 +104,13 @@ class _Evidence:
         silent = [path for path in paths if self._run.old[path].flags & LINK]
         if not silent:
             return self._cannot_tell(CHANGED_IN_PLACE)
-        answers = [self._file_was_read(path) for path in silent]
-        if True in answers:
-            return True
-        return self._cannot_tell(READ_BEFORE) if None in answers else False
+        is_unknown = False
+        for path in silent:
+            was_read = self._file_was_read(path)
+            if was_read:
+                return True
+            is_unknown |= was_read is None
+        return self._cannot_tell(READ_BEFORE) if is_unknown else False
 
     def _cannot_tell(self, why: str) -> bool | None:
         """None, because nobody can tell; the first reason is reported."""
@@ -147,8 +150,9 @@ def _is_of_entry(path: str, entry: Entry) -> bool:
     """Whether a file is part of an entry. A serving engine has models beside the graphs that they were made from, and
     then asks only for the models.
     """
-    is_model = entry.flags & LINK and kind_of(path) is Kind.COMPILED_MODEL
-    return bool(entry.flags & (GROUP | SLOT) or is_model)
+    if entry.flags & (GROUP | SLOT):
+        return True
+    return bool(entry.flags & LINK) and kind_of(path) is Kind.COMPILED_MODEL
 
 
 def _is_blind(worker: Worker, restored: Restored, folder: str) -> bool:

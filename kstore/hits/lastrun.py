@@ -62,6 +62,8 @@ def last_run(worker: Worker) -> LastRun | None:
         if restored is None:
             return None
         state = worker.state.load()
+        if state.base and state.base.snapshot == restored.snapshot:
+            restored = restored._replace(snapshot=state.base.snapshot)  # Then it is parsed once.
         found = worker.scan_alone(state)
     known = found.known
     files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
@@ -69,7 +71,7 @@ def last_run(worker: Worker) -> LastRun | None:
     came = (
         path
         for path, file in known.items()
-        if (path not in old or old[path].flags & _BUILT)
+        if (path not in old or (old[path].flags & _BUILT and path.rpartition("/")[0] not in found.untouched))
         and not _is_copied(file.entry, old.get(path))
         and not path.startswith(_PERSONAL)
         and _was_written_after(worker.root.local_path(path), file.entry, restored.ended_ns)
