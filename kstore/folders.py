@@ -20,15 +20,15 @@ def make_folders(paths: Sequence[str]) -> None:
             make_folder(path)
 
 
-def make_folder(path: str) -> None:
-    """Make `path` and what is missing above it; any number of threads may do so at once."""
+def make_folder(path: str) -> int:
+    """Make `path` and what is missing above it; any number of threads may do so at once. Returns how many it made."""
     try:
         os.mkdir(path)
     except FileExistsError:
-        pass
+        return 0
     except FileNotFoundError:
-        make_folder(os.path.dirname(path))
-        make_folder(path)
+        return make_folder(os.path.dirname(path)) + make_folder(path)
+    return 1
 
 
 def list_folders(paths: Sequence[str]) -> Iterator[Listing]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
+_MAX_NAME = 1024
+_BLOCK = 4096
+"""Bytes that a file or a folder takes beside its contents, more or less."""
 _KERNELS = "triton-of-devices"
 """Where Triton's kernels are kept until it is known which device's kernels are taken."""
 _OF_CONTENTS = CLASHES | {errno.ENAMETOOLONG, errno.EINVAL}
@@ -79,8 +82,8 @@ def adopt(store: Store, key: str, archive: Path, *, built_under: Path, component
             is_temporary=True,
             built_under={"cache_root": str(built_under), "folders": {component: str(built_under)}},
         )
-        os.makedirs(worker.root.state, mode=0o700)
         with reporting_trouble(store.location, "import into"):
+            os.makedirs(worker.root.state, mode=0o700)
             store.storage.open()
             report = commit(worker)
     return replace(report, cache_root="", skipped=(*report.skipped, *left))
@@ -104,8 +107,8 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
     Raises:
         ArchiveError, FileError: as `adopt` does.
     """
-    unpacking = _Unpacking(root, component, shutil.disk_usage(root).free // 2)
     try:
+        unpacking = _Unpacking(root, component, check, shutil.disk_usage(root).free // 2)
         with ExitStack() as stack:
             for member in members(archive, stack, unpacking.room):
                 check()
@@ -131,6 +134,7 @@ class _Unpacking:
     root: Path
     component: str
     """The component whose folder the archive is of."""
+    check: Callable[[], None]
     room: int
     """Bytes that may still be unpacked: a job needs the other half of the disk."""
     files: int = 0
@@ -143,10 +147,7 @@ class _Unpacking:
         """Write one file, or leave it out."""
         if member.link:
             member = self._linked(member)
-        self.room -= member.size
-        self.files += 1
-        if member.size < 0 or self.room < 0 or self.files > _MAX_FILES:
-            raise ArchiveError("what it declares is more than half of the free space, or more than a million files")
+        self._count(1, member.size)
         if member.is_folder:
             return
         parts = _parts(member.name)
@@ -159,7 +160,28 @@ class _Unpacking:
         elif component.kind(path, 0, 0).flags & HOST:
             self._leave(f"{name}/{path}", "nobody knows which host it was built on")
         else:
-            _write(member, target)
+            self._write(member, target)
+
+    def _count(self, files: int, size: int = 0) -> None:
+        """Count files and folders, and the bytes in them, whether they are taken or not."""
+        self.files += files
+        self.room -= files * _BLOCK + size
+        if size < 0 or self.room < 0 or self.files > _MAX_FILES:
+            raise ArchiveError("what it declares is more than half of the free space, or more than a million files")
+
+    def _write(self, member: Member, target: Path) -> None:
+        """Write a member to a name that is free: an archive that holds a name twice is refused."""
+        self._count(make_folder(str(target.parent)))
+        left = member.size
+        with member.open() as source, target.open("xb") as file:
+            while left and (data := source.read(min(left, MAX_READ))):
+                self.check()
+                file.write(data)
+                left -= len(data)
+            if left or source.read(1):
+                raise ArchiveError(f"{member.name!r} does not have the length it declares")
+            if executable := member.mode & 0o111:
+                os.fchmod(file.fileno(), 0o644 | executable)
 
     def _leave(self, path: str, why: str) -> None:
         self.left[path] = Skipped(path, why)
@@ -201,8 +223,10 @@ def _parts(name: str) -> list[str]:
     Raises:
         ArchiveError: it leaves the archive's folder, or no compiler would write it.
     """
+    if len(name) > _MAX_NAME:
+        raise ArchiveError(f"it holds a name of {len(name)} characters, which no compiler writes")
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts or "\0" in name or not parts:
+    if name.startswith("/") or ".." in parts or not parts:
         raise ArchiveError(f"it holds {name!r}, which is outside its folder")
     if len(parts) > _MAX_DEPTH or not name.isprintable():
         raise ArchiveError(f"it holds {name!r}, which no compiler writes")
@@ -213,17 +237,3 @@ def _is_ignored(component: Component, path: str) -> bool:
     parts = path.split("/")
     folders = ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
     return component.ignores(path) or any(map(component.ignores, folders))
-
-
-def _write(member: Member, target: Path) -> None:
-    """Write a member to a name that is free: an archive that holds a name twice is refused."""
-    make_folder(str(target.parent))
-    left = member.size
-    with member.open() as source, target.open("xb") as file:
-        while left and (data := source.read(min(left, MAX_READ))):
-            file.write(data)
-            left -= len(data)
-        if left or source.read(1):
-            raise ArchiveError(f"{member.name!r} does not have the length it declares")
-        if executable := member.mode & 0o111:
-            os.fchmod(file.fileno(), 0o644 | executable)

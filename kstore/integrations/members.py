@@ -6,6 +6,7 @@ Nothing that an archive says about itself is believed: not its lengths, not its 
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import struct
@@ -27,6 +28,8 @@ DAMAGED = (
     RuntimeError, ValueError, LookupError, gzip.BadGzipFile,
 )  # fmt: skip
 """What Python's own modules raise for an archive that is damaged, or made to do harm."""
+_MAX_DIRECTORY = 128 << 20
+"""Bytes of a zip's directory: enough for a million names."""
 _ZIP, _GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"
 """How they begin. A tar does not become a zip because something in it ends like one."""
 
@@ -54,7 +57,7 @@ def members(archive: Path, stack: ExitStack, room: int) -> Iterator[Member]:
         ArchiveError: it is not an archive, or longer than that.
         OSError, *DAMAGED: it cannot be read.
     """
-    file = stack.enter_context(open(archive, "rb", opener=_open_at_once))
+    file = stack.enter_context(_File(io.FileIO(archive, opener=_open_at_once)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ArchiveError("it is not a file")
     start = file.read(4)
@@ -99,6 +102,16 @@ def _open_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     return file
 
 
+class _File(io.BufferedReader):
+    """An archive's file: zipfile takes a directory of any length into memory, and ten times as much to describe it."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of a file."""
+        if size and size > _MAX_DIRECTORY:
+            raise ArchiveError("its directory is too long")
+        return super().read(size)
+
+
 class _Bounded:
     """A file that is read only up to a limit: tarfile takes headers of any length into memory."""
 
@@ -130,6 +143,8 @@ class _Bounded:
 
     def seek(self, position: int) -> int:
         """Seek forwards, at most to where reading must end."""
+        if position < self._file.tell():
+            raise ArchiveError("a member's size leads back to what was read before")
         if position > self._room:
             raise ArchiveError("what it declares is more than half of the free space")
         return self._file.seek(position)

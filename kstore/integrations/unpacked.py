@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from kstore.errors import FileError
 from kstore.local.held import held
@@ -25,12 +25,14 @@ def temporary_root(what: str) -> Iterator[str]:
     Raises:
         FileError: no folder can be made to unpack `what` in.
     """
-    try:
-        # A thread that nobody waits for any more may still be writing when it is removed.
-        folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise FileError(f"{what} cannot be unpacked: {error}; set TMPDIR to another folder") from error
-    with folder as path, held(path):
+    with ExitStack() as stack:
+        try:
+            # A thread that nobody waits for any more may still be writing when it is removed.
+            folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+            path = stack.enter_context(folder)
+            stack.enter_context(held(path))
+        except OSError as error:
+            raise FileError(f"{what} cannot be unpacked: {error}; set TMPDIR to another folder") from error
         for left in left_folders(os.path.dirname(path), _PREFIX):
             shutil.rmtree(left, ignore_errors=True)
         yield path

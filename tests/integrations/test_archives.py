@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kstore.deadline import Abandoned
-from kstore.errors import ArchiveError, FileError
+from kstore.errors import ArchiveError, FileError, KstoreError
 from kstore.integrations import archives
 from kstore.integrations.archives import adopt
 from kstore.integrations.members import members
@@ -139,7 +139,7 @@ def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_pat
 def test_a_program_stays_executable(node: Node, tmp_path: Path) -> None:
     """As with `tar -x`, with which b10-transfer unpacks."""
     (tmp_path / "made/ab").mkdir(parents=True)
-    for name, mode in (("run", 0o4755), ("data", 0o600)):
+    for name, mode in (("run", 0o4755), ("data", 0o666)):
         (tmp_path / "made/ab" / name).write_text(name)
         (tmp_path / "made/ab" / name).chmod(mode)
     adopt(
@@ -169,8 +169,36 @@ def test_what_a_component_ignores_is_not_even_unpacked(node: Node, builder: Buil
     builder.tree.put("inductor/triton/0/ABC/tmp.pid_1_2/k.cubin", b"half")
     builder.tree.put("inductor/.kstore/base", b"another tool's business")
     builder.tree.put("inductor/torch_cutlass/cutlass.py", b"a link's target")
+    root = node.tree.root
+    root.mkdir(parents=True)
+    left = archives.unpack(builder.archive(), root, "inductor", lambda: None)
+    files = {path for path in contents(root) if not path.startswith("triton")}
 
+    assert (left, files) == ([], {builder.graph, builder.wrapper})
+    assert len(list((root / "triton").iterdir())) == 1
     assert skipped(take(node, builder)) == {}
+
+
+def test_what_a_commit_leaves_out_is_named_too(node: Node, builder: Builder) -> None:
+    path = builder.tree.put("inductor/ab/cempty.py", b"")
+    report = take(node, builder)
+
+    assert skipped(report) == {path: "it is empty"}
+    assert report.cache_root == ""  # It is gone.
+
+
+def test_kernels_may_be_in_triton_s_folder_without_a_device(temporary: Path) -> None:
+    names = ["triton/K/k.cubin", "triton/K/__grp__k.json", "triton/alone"]
+    archives.unpack(zipped(temporary.parent, *names), temporary, "inductor", lambda: None)
+
+    assert set(contents(temporary)) == {"triton/K/k.cubin", "triton/K/__grp__k.json", "inductor/triton/alone"}
+
+
+def test_only_inductor_keeps_kernels_of_devices(temporary: Path) -> None:
+    path = "torch_compile_cache/torch_aot_compile/h/rank_0_0/model"
+    archives.unpack(zipped(temporary.parent, path, f"triton/0/{path}"), temporary, "vllm", lambda: None)
+
+    assert set(contents(temporary)) == {f"vllm/{path}", f"vllm/triton/0/{path}"}
 
 
 def test_a_link_is_left_out_and_nothing_is_written_through_it(node: Node, builder: Builder, tmp_path: Path) -> None:
@@ -249,6 +277,19 @@ def test_a_worker_that_has_given_up_unpacks_no_further(node: Node, builder: Buil
 
     assert list(temporary.iterdir()) == []
     assert not node.location.exists()
+
+
+def test_nor_does_it_write_the_rest_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_READ", 2)
+    looks = iter(range(3))  # one before the file, and then one for each part of it
+
+    def check() -> None:
+        if next(looks, None) is None:
+            raise Abandoned
+
+    with pytest.raises(Abandoned):
+        archives.unpack(zipped(tmp_path, "ab/c.py"), tmp_path, "inductor", check)
+    assert (tmp_path / "inductor/ab/c.py").read_bytes() == b"cont"
 
 
 def test_a_worker_that_may_only_read_takes_nothing(tmp_path: Path, builder: Builder) -> None:
@@ -376,6 +417,47 @@ def negative_size(folder: Path) -> Path:
     return path
 
 
+def sparse(size: int, real_size: bytes) -> bytes:
+    """The header of GNU's old form of a sparse file, which has two sizes: in the archive, and outside."""
+    info = tarfile.TarInfo("ab/sparse")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, size
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = real_size
+    header[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(header))[0]
+    return bytes(header)
+
+
+def leading_back(folder: Path) -> Path:
+    """What follows the file is where its header begins."""
+    return tar_of(folder, three()[:1024] + sparse(-512, b"00000000007\0") + bytes(1024))
+
+
+def endless_directory(folder: Path) -> Path:
+    """A zip that is nothing but its directory; on the disk it takes no room."""
+    path = folder / "hostile.zip"
+    size = 129 << 20
+    with path.open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.seek(4 + size)
+        file.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 1, 1, size, 4, 0))
+    return path
+
+
+def encrypted(folder: Path) -> Path:
+    path = zipped(folder, "ab/c.py")
+    data = bytearray(path.read_bytes())
+    for at in (6, data.index(b"PK\x01\x02") + 8):
+        data[at] |= 1
+    path.write_bytes(data)
+    return path
+
+
+def second_name_of(folder: Path, first: str) -> Path:
+    info = tarfile.TarInfo("ab/c.py")
+    info.type, info.linkname = tarfile.LNKTYPE, first
+    return tarred(folder, info)
+
+
 def cut(folder: Path) -> Path:
     path = zipped(folder, "ab/c.py")
     path.write_bytes(path.read_bytes()[:-5])
@@ -438,6 +520,11 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a place that is none": no_such_place,
     "a pipe": pipe,
     "a size below nothing": negative_size,
+    "a second name of what is outside": lambda folder: second_name_of(folder, "../outside"),
+    "a size that leads back": leading_back,
+    "another size below nothing": lambda folder: tar_of(folder, sparse(0, b"\xff" * 12) + three()),
+    "a directory without end": endless_directory,
+    "a zip with a password": encrypted,
     "a folder too deep": lambda folder: zipped(folder, "a/" * 500 + "c.py"),
     "a name that is no text": lambda folder: tarred(folder, tarfile.TarInfo("ab/\udcff.py")),
     "cut short": cut,
@@ -464,6 +551,30 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("make", "why"), [(leading_back, "leads back"), (endless_directory, "its directory is too long")]
+)
+def test_what_would_take_for_ever_or_all_the_memory_is_refused_at_once(
+    node: Node, tmp_path: Path, make: Callable[[Path], Path], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "_MAX_FILES", 100)
+    with pytest.raises(ArchiveError, match=why):
+        adopt(node.store, KEY, make(tmp_path), built_under=tmp_path)
+
+
+@pytest.mark.parametrize("length", [1024, 1025])
+def test_a_name_that_is_too_long_is_neither_kept_nor_told(node: Node, tmp_path: Path, length: int) -> None:
+    info = tarfile.TarInfo("ab/".ljust(length, "c"))
+    info.type = tarfile.SYMTYPE
+    if length == 1024:
+        report = adopt(node.store, KEY, tarred(tmp_path, info), built_under=tmp_path)
+        assert list(skipped(report)) == [f"inductor/{info.name}"]
+        return
+    with pytest.raises(ArchiveError, match="a name of 1025 characters") as raised:
+        adopt(node.store, KEY, tarred(tmp_path, info), built_under=tmp_path)
+    assert "cc" not in str(raised.value)
+
+
 @pytest.mark.parametrize("make", [headers_for_ever, sparse_for_ever])
 def test_no_more_of_a_member_s_headers_is_read_than_one_may_have(
     node: Node, tmp_path: Path, make: Callable[[Path], Path]
@@ -485,6 +596,28 @@ def test_what_was_said_of_all_members_is_not_kept(node: Node, tmp_path: Path) ->
     assert member.name == "ab/c2.py"
 
 
+@pytest.mark.parametrize(
+    "type", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE, b"V"]
+)
+def test_what_is_no_regular_file_is_left_out_and_named(node: Node, tmp_path: Path, type: bytes) -> None:
+    info = tarfile.TarInfo("ab/odd")
+    info.type, info.linkname = type, "/etc/passwd"
+    with tarfile.open(tarred(tmp_path, info), "a") as archive:
+        regular = tarfile.TarInfo("ab/c.py")
+        regular.size = 7
+        archive.addfile(regular, io.BytesIO(b"content"))
+    report = adopt(node.store, KEY, tmp_path / "hostile.tar", built_under=tmp_path)
+
+    assert skipped(report) == {"inductor/ab/odd": "it is not a regular file"}
+    assert set(node.published()) == {"inductor/ab/c.py"}
+
+
+def test_names_that_differ_in_case_are_two(node: Node, tmp_path: Path) -> None:
+    adopt(node.store, KEY, zipped(tmp_path, "ab/c.py", "ab/C.py", "AB/c.py"), built_under=tmp_path)
+
+    assert set(node.published()) == {"inductor/ab/c.py", "inductor/ab/C.py", "inductor/AB/c.py"}
+
+
 def test_a_tar_that_holds_a_zip_at_its_end_is_a_tar(node: Node, tmp_path: Path) -> None:
     inner = zipped(tmp_path, "ab/inside.py")
     with tarfile.open(tmp_path / "outer.tar", "w") as archive:
@@ -503,14 +636,17 @@ def test_a_link_in_a_zip_is_no_folder_to_write_through(node: Node, tmp_path: Pat
 
 
 def test_an_archive_takes_no_more_than_half_of_the_free_space(
-    node: Node, builder: Builder, monkeypatch: pytest.MonkeyPatch
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = builder.archive()
-    free = sum(path.stat().st_size for path in builder.folder.rglob("*") if path.is_file())
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free))  # type: ignore[attr-defined]
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/large").write_bytes(bytes(1 << 20))
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "made"))
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 << 20))  # type: ignore[attr-defined]
 
     with pytest.raises(ArchiveError, match="half of the free space"):
-        adopt(node.store, KEY, archive, built_under=builder.folder)
+        adopt(node.store, KEY, archive, built_under=tmp_path)
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 3 << 20))  # type: ignore[attr-defined]
+    assert adopt(node.store, KEY, archive, built_under=tmp_path).files == 1
 
 
 def test_folders_count_too(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +659,27 @@ def test_folders_count_too(node: Node, tmp_path: Path, monkeypatch: pytest.Monke
         adopt(node.store, KEY, archive, built_under=tmp_path)
 
 
+@pytest.mark.parametrize("most", [4, 5])
+def test_folders_that_have_no_member_of_their_own_count_too(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(archives, "_MAX_FILES", most)
+    archive = zipped(tmp_path, "ab/cd/e.py", "ab/cd/f.py")  # Inductor's own folder is the fifth.
+    if most == 4:
+        with pytest.raises(ArchiveError, match="million"):
+            adopt(node.store, KEY, archive, built_under=tmp_path)
+    else:
+        assert adopt(node.store, KEY, archive, built_under=tmp_path).files == 2
+
+
+def test_a_file_takes_room_however_short_it_is(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number}.py" for number in range(100)]
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 18))  # type: ignore[attr-defined]
+
+    with pytest.raises(ArchiveError, match="half of the free space"):
+        adopt(node.store, KEY, zipped(tmp_path, *names), built_under=tmp_path)
+
+
 def test_an_archive_holds_no_more_than_a_million_files(
     node: Node, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,7 +689,9 @@ def test_an_archive_holds_no_more_than_a_million_files(
         take(node, builder)
 
 
-@pytest.mark.parametrize("trouble", ["no archive", "no room", "no temporary folder"])
+@pytest.mark.parametrize(
+    "trouble", ["no archive", "no room", "no temporary folder", "no descriptor", "no temporary folder any more"]
+)
 def test_trouble_that_is_not_the_archive_s_fault_is_reported_as_such(
     node: Node, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
@@ -544,7 +703,23 @@ def test_trouble_that_is_not_the_archive_s_fault_is_reported_as_such(
         monkeypatch.setattr("kstore.integrations.archives.make_folder", full)
     elif trouble == "no temporary folder":
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    elif trouble == "no descriptor":
+        monkeypatch.setattr("kstore.integrations.unpacked.held", full)
+    elif trouble == "no temporary folder any more":
+        monkeypatch.setattr(archives.shutil, "disk_usage", full)
     with pytest.raises(FileError, match="set TMPDIR"):
         adopt(node.store, KEY, archive, built_under=tmp_path)
 
     assert not node.location.exists()
+
+
+def test_no_room_for_what_a_commit_keeps_beside_the_files_is_no_surprise(
+    node: Node, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, mode: int = 0) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    archive = builder.archive()
+    monkeypatch.setattr(archives.os, "makedirs", full)
+    with pytest.raises(KstoreError, match="No space left"):
+        adopt(node.store, KEY, archive, built_under=builder.folder)
