@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,8 +133,9 @@ def _restore(key: str) -> RestoreReport:
 
 
 def _settings(key: str) -> dict[str, Any]:
+    """fal's components, without those that the settings leave out; if they leave out both, what they name."""
     chosen = origin_of(key).settings().components
-    return {"components": tuple(name for name in _COMPONENTS if name in chosen)}
+    return {"components": tuple(name for name in _COMPONENTS if name in chosen) or chosen}
 
 
 def _variables(key: str) -> dict[str, str]:
@@ -146,7 +147,8 @@ def _variables(key: str) -> dict[str, str]:
         for folder in folders.values():
             make_private(folder)
     except (OSError, KstoreError) as error:
-        log.warning("kstore: %s cannot be used, another folder is: %s", folder, error)
+        with suppress(Exception):  # A log handler of the job's may fail.
+            log.warning("kstore: %s cannot be used, another folder is: %s", folder, error)
         return {}
     components = ((load_table()[name], folder) for name, folder in folders.items())
     return {known.variable: str(folder) for known, folder in components if not is_users(known, os.environ)}
@@ -161,8 +163,9 @@ def _import_old(cache_key: str, key: str) -> bool:
         if is_interruption(error):
             raise
         why = reason_of(error)
-        log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, why)
-        log.debug("kstore: fal's cache of %s is not imported", cache_key, exc_info=error)
+        with suppress(Exception):
+            log.warning("kstore: fal's cache of %s is not imported, the job goes on without it: %s", cache_key, why)
+            log.debug("kstore: fal's cache of %s is not imported", cache_key, exc_info=error)
         return False
 
 
@@ -178,11 +181,12 @@ def _adopt_first(store: Store, cache_key: str, key: str) -> bool:
     if archive is None:
         return False
     report = adopt_old(store, key, archive)
-    log.info("kstore: imported %s as %s: %d files", archive, key, report.files)
+    with suppress(Exception):
+        log.info("kstore: imported %s as %s: %d files", archive, key, report.files)
     return bool(report.files)
 
 
 def _hash(report: RestoreReport) -> str:
     """A hash of the generation's name: generations never change, so what names one names its content."""
     names = (report.store, report.gpu, report.key, report.environment, str(report.generation))
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return hashlib.sha256("\n".join(names).encode(errors="surrogatepass")).hexdigest()  # A path may hold any bytes.

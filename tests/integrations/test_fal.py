@@ -392,6 +392,38 @@ def test_a_damaged_zip_is_one_line(app: App, caplog: pytest.LogCaptureFixture) -
     assert "flux/2 is not imported, the job goes on" in line
 
 
+def test_a_log_handler_of_the_job_s_that_fails_does_not_fail_the_job(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError
+
+    app.fleet.zips.joinpath("H100/flux").mkdir(parents=True)
+    app.fleet.zips.joinpath("H100/flux/2.zip").write_bytes(b"PK\x03\x04 and no more")
+    app.local.symlink_to(app.fleet.folder / "elsewhere")
+    monkeypatch.setattr(fal.log, "handlers", [Failing()])
+    with fal.synchronized_inductor_cache(KEY):
+        app.write("c1.py")
+
+    assert app.published() == {"inductor/ab/c1.py"}
+
+
+def test_a_store_whose_path_is_no_text_is_loaded_from_too(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_ROOT", str(app.fleet.data / "k\udcffstore"))
+    fal.load_inductor_cache(KEY)
+    app.write("c1.py")
+    fal.sync_inductor_cache(KEY, "")
+
+    assert len(fal.load_inductor_cache(KEY)) == 64
+
+
+def test_settings_that_leave_out_what_fal_shares_are_no_mistake(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTORE_COMPONENTS", "vllm")
+    with fal.synchronized_inductor_cache(KEY):
+        app.write("c1.py")
+
+    assert app.published() == set()
+
+
 @pytest.mark.parametrize("key", ["FLUX.1 [dev]/v2", "a b", "a:b", "../x", ".hidden", "", "ä", "x" * 300, "a//b"])
 def test_a_key_that_only_fal_takes_has_a_name_of_its_own(app: App, key: str) -> None:
     fal.load_inductor_cache(key)
