@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -19,14 +21,14 @@ import pytest
 
 from kstore.components import load_table
 from kstore.components.variables import default_folder
-from kstore.deadline import Waiting, within
+from kstore.deadline import Abandoned, Waiting, within
 from kstore.errors import StoreUnavailable
 from kstore.integrations import b10
 from kstore.integrations.b10 import variables
 from kstore.integrations.b10.archives import Archives
-from kstore.integrations.b10.deployment import Deployment
+from kstore.integrations.b10.deployment import Deployment, local_files
 from kstore.integrations.b10.hardware import archive_key
-from kstore.integrations.b10.status import never_raises
+from kstore.integrations.b10.status import CacheValidationError, never_raises
 from kstore.stats.pages import read_hits
 from kstore.stats.record import finish as finish_counting
 from kstore.store import Store
@@ -441,6 +443,38 @@ def test_files_that_go_while_they_are_counted_do_not_count(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_only_regular_files_count(tmp_path: Path) -> None:
+    """Reading a pipe to compress it would wait for ever."""
+    compile_here("one")
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("/dev/zero")
+
+    assert [path for path, _ in local_files(Deployment.of_torch().worker)] == ["inductor/ab/cone.py"]
+
+
+@pytest.mark.usefixtures("ours_here")
+def test_a_folder_that_is_a_link_to_itself_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", f"{tmp_path}/loop/vllm")
+
+    with pytest.raises(CacheValidationError, match="VLLM_CACHE_ROOT"):
+        assert variables.Variables(os.environ).vllm_cache_root
+
+
+@pytest.mark.usefixtures("ours_here")
+def test_a_log_handler_of_the_job_s_that_fails_does_not_fail_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(logging.getLogger("kstore"), "handlers", [Failing()])
+    monkeypatch.setenv("BASETEN_FS_ENABLED", "maybe")
+
+    assert b10.load_compile_cache() is b10.OperationStatus.ERROR
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_a_vllm_server_s_load_leaves_this_process_s_environment_alone(tmp_path: Path) -> None:
     before = dict(os.environ)
     Deployment.of_vllm().load()
@@ -555,6 +589,21 @@ def test_what_another_replica_imported_meanwhile_is_there(tmp_path: Path, host: 
     assert archives.adopt(node.store, KEY)
     node.store.forget(KEY)
     assert not archives.adopt(node.store, KEY)
+
+
+def test_an_import_that_nobody_waits_for_says_nothing_more(
+    volume: Path, tmp_path: Path, ours_here: None, host: object, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("kstore.integrations.b10.archives.archive_key", lambda: "0123")
+    volume.mkdir(parents=True)
+    with tarfile.open(volume / "cache_0123.latest.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("ab/cone.py"))
+    node = Node(tmp_path)
+    node.store.waiting.give_up()
+    with pytest.raises(Abandoned):
+        Archives(variables.Variables(os.environ), "inductor", tmp_path).adopt(node.store, KEY)
+
+    assert caplog.records == []
 
 
 def test_an_archive_that_cannot_be_read_leaves_the_replica_to_compile(deployment: Path) -> None:

@@ -193,13 +193,14 @@ def test_a_server_beside_it_is_asked_without_a_proxy(deployment: Deployment) -> 
 
 
 def test_a_server_that_is_not_ready_in_time_is_given_up(deployment: Deployment) -> None:
-    process = deployment.command(B10_TRANSFER_VLLM_URL="http://127.0.0.1:9/v1/models", B10_TRANSFER_TIMEOUT_S="0.2")
+    url = "http://127.0.0.1:9/v1/models"
+    process = deployment.command(B10_TRANSFER_VLLM_URL=url, B10_TRANSFER_TIMEOUT_S="0.2", B10_TRANSFER_INTERVAL_S="600")
 
-    assert "no server was ready at http://127.0.0.1:9/v1/models within 0.2 s" in process.communicate(timeout=60)[1]
+    assert f"no server was ready at {url} within 0.2 s" in process.communicate(timeout=60)[1]
     assert process.returncode == 2
 
 
-@pytest.mark.parametrize("seconds", ["soon", "-1", "nan"])
+@pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf", "1e300"])
 def test_text_that_is_not_a_time_is_reported(deployment: Deployment, seconds: str) -> None:
     process = deployment.command(B10_TRANSFER_TIMEOUT_S=seconds)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kstore.deadline import Abandoned
+from kstore.errors import reason_of
 from kstore.integrations.archives import adopt, settled
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import check_free
@@ -40,8 +42,10 @@ class Archives:
         try:
             check_free(Path(tempfile.gettempdir()), self.variables.free_to_unpack_mb(archive), "unpacking it")
             report = adopt(store, key, archive, component=self.component, built_under=self.built_under)
+        except Abandoned:
+            raise
         except Exception as error:
-            log.warning("kstore: %s is not imported: %s", archive, error)
+            log.warning("kstore: %s is not imported: %s", archive, reason_of(error))
             log.debug("kstore: %s is not imported", archive, exc_info=error)
             return False
         if report.ok:

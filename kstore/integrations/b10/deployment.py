@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,5 +225,6 @@ def local_files(worker: Worker) -> Iterator[tuple[str, int]]:
             folders[:] = [s for s in folders if s != KSTORE_FOLDER and not table[name].ignores(f"{inside}{s}/")]
             for file in files:
                 with suppress(FileNotFoundError):  # A compiler's temporary file.
-                    if not table[name].ignores(inside + file):
-                        yield f"{name}/{inside}{file}", os.lstat(f"{folder}/{file}").st_size
+                    status = os.lstat(f"{folder}/{file}")
+                    if stat.S_ISREG(status.st_mode) and not table[name].ignores(inside + file):
+                        yield f"{name}/{inside}{file}", status.st_size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -45,9 +45,10 @@ class Readiness:
         """Wait for the server; returns whether it is ready."""
         end, opener = time.monotonic() + self.timeout, opener_of(self.url)
         while not is_ready(opener, self.url):
-            if time.monotonic() >= end:
+            left = end - time.monotonic()
+            if left <= 0:
                 return False
-            time.sleep(self.interval)
+            time.sleep(min(self.interval, left))
         return True
 
 
@@ -98,6 +99,6 @@ def _url(environ: Mapping[str, str], name: str, default: str) -> str:
 def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
     with suppress(ValueError):
         seconds = float(environ.get(name, default))
-        if 0 <= seconds < math.inf:
+        if 0 <= seconds <= threading.TIMEOUT_MAX:
             return seconds
     raise CacheValidationError(f"{name} is {environ[name]!r}, which is not a number of seconds")

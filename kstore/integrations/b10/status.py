@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -59,8 +60,9 @@ def never_raises(
                 if is_interruption(error):
                     raise
                 text = reason_of(error)
-                log.error("kstore: %s failed, the job goes on without it: %s", what, text)
-                log.debug("kstore: %s", what, exc_info=True)
+                with suppress(Exception):  # A log handler of the job's may fail.
+                    log.error("kstore: %s failed, the job goes on without it: %s", what, text)
+                    log.debug("kstore: %s", what, exc_info=True)
                 return otherwise(text)
 
         return guarded

@@ -136,9 +136,10 @@ def check_folder(name: str, path: str, prefixes: Sequence[str]) -> Path:
         raise CacheValidationError(f"{name} is {path!r}; it must be a folder, without '..'")
     try:
         real = Path(path).resolve()
-    except (OSError, ValueError) as error:
+        is_below = any(real.is_relative_to(Path(prefix).resolve()) for prefix in prefixes)
+    except (OSError, ValueError, RuntimeError) as error:  # Before Python 3.13 a link to itself is a RuntimeError.
         raise CacheValidationError(f"{name} is {path!r}, which leads nowhere: {error}") from error
-    if not any(real.is_relative_to(Path(prefix).resolve()) for prefix in prefixes):
+    if not is_below:
         raise CacheValidationError(f"{name} is {path!r}; it must be below {' or '.join(prefixes)}")
     return Path(os.path.abspath(path))
 
