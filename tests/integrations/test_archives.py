@@ -352,6 +352,7 @@ def headers_for_ever(folder: Path) -> Path:
     """Each header applies to all members that follow and takes another megabyte of memory; none is a member."""
     path = folder / "hostile.tar.gz"
     with gzip.open(path, "wb", 1) as file:
+        file.write(three()[:1024])
         for number in range(32):
             value = b"%d k%d=" % ((1 << 20) + 100, number)
             info = tarfile.TarInfo("global")
@@ -534,6 +535,8 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a tar cut short in a header": lambda folder: tar_of(folder, three()[:1100]),
     "a tar cut short after a file": lambda folder: tar_of(folder, three()[:1024]),
     "a zip that is not deflated": in_lzma,
+    "a compressed tar cut short": lambda folder: tar_of(folder, gzip.compress(three())[:-20]),
+    "a compressed tar that is not compressed": lambda folder: tar_of(folder, gzip.compress(b"")[:10] + b"\xff" * 64),
     "no archive": lambda folder: Path(__file__),
     "an empty file": lambda folder: Path(os.devnull),
 }
@@ -573,6 +576,17 @@ def test_a_name_that_is_too_long_is_neither_kept_nor_told(node: Node, tmp_path: 
     with pytest.raises(ArchiveError, match="a name of 1025 characters") as raised:
         adopt(node.store, KEY, tarred(tmp_path, info), built_under=tmp_path)
     assert "cc" not in str(raised.value)
+
+
+def test_a_file_may_be_longer_than_headers(node: Node, tmp_path: Path) -> None:
+    info = tarfile.TarInfo("ab/c.py")
+    info.size = 5 << 20
+
+    assert adopt(node.store, KEY, tarred(tmp_path, info, bytes(info.size)), built_under=tmp_path).files == 1
+
+
+def test_a_zip_may_be_empty(node: Node, tmp_path: Path) -> None:
+    assert adopt(node.store, KEY, zipped(tmp_path), built_under=tmp_path).status is CommitStatus.UNCHANGED
 
 
 @pytest.mark.parametrize("make", [headers_for_ever, sparse_for_ever])
