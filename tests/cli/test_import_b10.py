@@ -69,6 +69,22 @@ def test_an_archive_can_be_named_and_its_worker_and_key(cli: Cli, volume: Path) 
     assert stored(cli, "flux/v1", *options) == {f"inductor/ab/c{OTHER}.py"}
 
 
+@pytest.mark.parametrize("source", [".", f"cache_{OWN}.latest.tar.gz"])
+def test_the_key_and_the_store_are_those_of_the_archive_s_folder(
+    cli: Cli, volume: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.delenv("KSTORE_ROOT")
+    monkeypatch.chdir(volume)
+
+    assert cli("import", "b10", source).code == 0
+    assert stored(cli, "b10/flux", "--store", str(volume / "kstore")) == {f"inductor/ab/c{OWN}.py"}
+
+
+def test_a_store_can_be_named(cli: Cli, volume: Path, tmp_path: Path) -> None:
+    assert cli("import", "b10", "--store", str(tmp_path / "other")).code == 0
+    assert stored(cli, "b10/flux", "--store", str(tmp_path / "other")) == {f"inductor/ab/c{OWN}.py"}
+
+
 def test_an_archive_of_vllm_goes_where_vllm_looks(cli: Cli, volume: Path) -> None:
     assert cli("import", "b10", "--vllm", "--built-under", "/home/app/.cache/vllm").code == 0
     assert stored(cli, "b10/flux") == {f"vllm/ab/c{OWN}.py"}

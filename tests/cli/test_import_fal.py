@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Environment
+from kstore.errors import FileError
 from kstore.integrations import fal
+from kstore.report import CommitReport
 from kstore.store import Store
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
@@ -52,6 +54,22 @@ def test_zips_of_earlier_versions_without_a_gpu_are_imported_too(cli: Cli, folde
 
     assert cli("import", "fal", str(folder)).code == 0
     assert keys(cli) == {"flux/2": 1, "sdxl": 1}
+
+
+def test_a_key_may_be_named_like_a_gpu_or_be_in_a_folder_that_ends_like_a_zip(cli: Cli, folder: Path) -> None:
+    for name in ("H100.zip", "A100.zip", "sdxl.zip/v1.zip"):
+        put(folder, name)
+
+    assert cli("import", "fal", str(folder)).code == 0
+    assert keys(cli) == {"H100": 1, "A100": 1, "sdxl.zip/v1": 1}
+
+
+def test_this_gpu_s_zip_goes_before_one_without_a_gpu(cli: Cli, folder: Path) -> None:
+    put(folder, "H100/flux.zip", "cone", "ctwo")
+    put(folder, "flux.zip", "cone")
+    imported = cli("import", "fal", str(folder), "--json").json["imported"]
+
+    assert [(report["new_files"], report["status"]) for report in imported] == [(2, "committed"), (0, "unchanged")]
 
 
 def test_zips_of_other_gpus_are_left_and_named(cli: Cli, folder: Path) -> None:
@@ -100,6 +118,24 @@ def test_a_damaged_zip_does_not_keep_the_others_out(cli: Cli, folder: Path) -> N
     assert [Path(failure["archive"]).name for failure in result.json["failed"]] == ["a.zip"]
     assert [imported["key"] for imported in result.json["imported"]] == ["b"]
     assert "warning" in result.err
+
+
+def test_a_zip_that_cannot_be_read_does_not_keep_the_others_out(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt_old = fal.adopt_old
+
+    def adopt(store: Store, key: str, archive: Path) -> CommitReport:
+        if key == "a":
+            raise FileError(f"{archive} cannot be unpacked")
+        return adopt_old(store, key, archive)
+
+    put(folder, "H100/a.zip")
+    put(folder, "H100/b.zip")
+    monkeypatch.setattr(fal, "adopt_old", adopt)
+
+    assert cli("import", "fal", str(folder)).code == 1
+    assert keys(cli) == {"b": 1}
 
 
 def test_what_is_left_behind_is_counted_and_with_v_named(cli: Cli, folder: Path) -> None:
