@@ -402,6 +402,20 @@ def test_clearing_removes_the_triton_kernels_too_but_not_the_user_s_own(
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_clearing_removes_no_folder_that_other_programs_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / ".cache"))
+    weights = tmp_path / ".cache/huggingface/weights"
+    weights.mkdir(parents=True)
+
+    assert b10.clear_local_cache() is False
+    assert weights.exists()
+    assert "is not only torch's; set TORCHINDUCTOR_CACHE_DIR to a folder in it" in caplog.text
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_a_folder_that_inductor_chose_for_triton_is_not_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/triton/0"
     monkeypatch.setenv("TRITON_CACHE_DIR", inside)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kstore.integrations.b10.deployment import Deployment, start_here
 from kstore.integrations.b10.status import OperationStatus, never_raises
+from kstore.integrations.b10.variables import check_own
 
 
 @never_raises("load_compile_cache", lambda _: OperationStatus.ERROR)
@@ -39,11 +40,14 @@ def save_compile_cache() -> OperationStatus:
 def clear_local_cache() -> bool:
     """Remove this replica's torch cache folder, and the Triton kernels that a load keeps beside it.
 
-    A TRITON_CACHE_DIR that the user set stays. Returns whether they are gone.
+    A TRITON_CACHE_DIR that the user set stays, and so does a folder that other programs keep theirs in, such as /tmp.
+    Returns whether they are gone.
     """
     root = Deployment.of_torch().worker.root
-    own = [folder for name, folder in root.folders.items() if name not in root.outside]
-    for folder in {root.folders["inductor"], *own}:
+    folders = {folder for name, folder in root.folders.items() if name == "inductor" or name not in root.outside}
+    for folder in folders:
+        check_own(folder)
+    for folder in folders:
         if Path(folder).exists():
             shutil.rmtree(folder)
     return True

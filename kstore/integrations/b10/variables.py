@@ -144,6 +144,16 @@ def check_folder(name: str, path: str, prefixes: Sequence[str]) -> Path:
     return Path(os.path.abspath(path))
 
 
+def check_own(folder: str) -> None:
+    """Check that nothing but a compiler's cache is in a folder, as far as its name tells.
+
+    Raises:
+        CacheValidationError: it is one that every program may keep a folder in.
+    """
+    if Path(folder).resolve() in (Path(prefix).resolve() for prefix in _local_prefixes()):
+        raise CacheValidationError(f"{folder} is not only torch's; set {TORCH_VARIABLE} to a folder in it")
+
+
 def _local_prefixes() -> list[str]:
     return ["/tmp/", "/cache/", os.path.expanduser("~/.cache"), "/bdn/cache/"]
 
