@@ -59,7 +59,8 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
         UsageError: there is no such host, or `under` is not an absolute path.
     """
     files, written = _files(store, ref, under, host)
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    pipe = _Pipe(stream)
+    with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as archive, pipe:
         for file in files:
             found = tarfile.TarInfo(file.path)
             found.size, found.mode, found.mtime = len(file.data), file.mode, file.mtime
@@ -69,7 +70,9 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
 def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
     """As `export_tar`, compressed with zstd."""
-    with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as compressed:
+    pipe = _Pipe(stream)
+    compressor = zstandard.ZstdCompressor()
+    with compressor.stream_writer(pipe, closefd=False) as compressed, pipe:  # type: ignore[arg-type]
         return export_tar(store, ref, compressed, under=under, host=host)
 
 
@@ -80,8 +83,8 @@ def export_zip(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
         UsageError: also if a name is not UTF-8; a zip file has no others.
     """
     files, written = _files(store, ref, under, host, is_text=True)
-    # There is no seeking, so a file and a pipe get the same bytes.
-    with zipfile.ZipFile(_Pipe(stream), "w", zipfile.ZIP_DEFLATED) as archive:
+    pipe = _Pipe(stream)
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive, pipe:
         for file in files:
             moment = time.gmtime(min(max(file.mtime, _FIRST_IN_ZIP), _LAST_IN_ZIP))
             found = zipfile.ZipInfo(file.path, moment[:6])
@@ -168,12 +171,20 @@ class _Reader:
 
 
 class _Pipe(io.RawIOBase):
-    """A stream that cannot seek."""
+    """A stream that cannot seek, so that a file and a pipe get the same bytes.
+
+    It takes nothing after its block has failed: archives that are closed then write an end, as if they were whole.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
+        self._has_failed = False
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._has_failed = kind is not None
 
     def write(self, data: Buffer, /) -> int:
         """Append `data`."""
-        self._stream.write(data)
+        if not self._has_failed:
+            self._stream.write(data)
         return memoryview(data).nbytes

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from kstore.blobs.loose import blob_name
 from kstore.bundles import archives
 from kstore.environment import Host
 from kstore.errors import IntegrityError, UsageError
@@ -194,6 +195,23 @@ def test_a_damaged_blob_is_an_error(node: Node, export: Export, unpack: Unpack, 
             path.write_bytes(data)
     with pytest.raises(IntegrityError):
         export(Node(tmp_path / "source").store, ref, io.BytesIO())
+
+
+@pytest.mark.parametrize("format", ["tar", "tar.zst", "zip"])
+def test_an_archive_that_is_cut_short_has_no_end(tmp_path: Path, format: str) -> None:
+    """It may have gone into a pipe, whose other end does not see the exit code."""
+    export, unpack = FORMATS[format]
+    node = other_store(tmp_path / "source", "loose")
+    for name in ("one", "two"):
+        node.tree.put(f"inductor/ab/c{name}.py", os.urandom(9 << 20))
+    node.commit()
+    (node.location / blob_name(node.published()["inductor/ab/ctwo.py"].digest)).unlink()
+    stream = io.BytesIO()
+    with pytest.raises(IntegrityError):
+        export(node.store, node.newest(), stream)
+    assert len(stream.getvalue()) > 8 << 20
+    with pytest.raises((tarfile.ReadError, zstandard.ZstdError, zipfile.BadZipFile)):
+        unpack(stream.getvalue())
 
 
 def test_other_programs_unpack_it(node: Node, tmp_path: Path) -> None:
