@@ -11,7 +11,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from kstore.errors import FileError, KstoreError
@@ -48,12 +48,14 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
             yield whole
             whole.truncate()
             whole.flush()
+            with _reporting(path):
+                os.close(os.dup(whole.fileno()))  # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here.
+                os.rename(partial, path)
         except BaseException:
             if not resumable:
-                os.unlink(partial)
+                with suppress(OSError):
+                    os.unlink(partial)
             raise
-        with _reporting(path):
-            os.rename(partial, path)
 
 
 class _File(io.FileIO):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -662,6 +663,48 @@ def test_a_full_disk_is_reported_with_the_file(source: Node) -> None:
         finished_as("/dev/full", resumable=True) as file,
     ):
         writer.write(file)
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_file_that_a_server_has_no_room_for_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumable: bool
+) -> None:
+    """NFS says so when the file is closed."""
+    path, close = tmp_path / "bundle.kstore", os.close
+
+    def close_full(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(FileError, match=f"cannot write {path}: No space left"),
+        monkeypatch.context() as patch,
+        finished_as(str(path), resumable=resumable) as file,
+    ):
+        file.write(b"content")
+        patch.setattr(os, "close", close_full)
+    assert [left.name for left in tmp_path.iterdir()] == (["bundle.kstore.partial"] if resumable else [])
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_what_cannot_get_its_name_is_left_only_for_who_goes_on(tmp_path: Path, resumable: bool) -> None:
+    path = tmp_path / "bundle.kstore"
+    with (
+        pytest.raises(FileError, match=f"cannot write {path}: Is a directory"),
+        finished_as(str(path), resumable=resumable) as file,
+    ):
+        file.write(b"content")
+        path.mkdir()
+    assert (tmp_path / "bundle.kstore.partial").exists() is resumable
+
+
+def test_an_error_is_said_although_somebody_has_removed_what_was_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IntegrityError, match="damaged"),
+        finished_as(str(tmp_path / "model.tar"), resumable=False),
+    ):
+        (tmp_path / "model.tar.partial").unlink()
+        raise IntegrityError("it is damaged")
 
 
 def test_a_file_that_is_missing_is_reported(tmp_path: Path) -> None:
