@@ -100,8 +100,9 @@ class BundleWriter:
         for start in range(0, end, _CHUNK):
             sink.hash(file.read(min(_CHUNK, end - start)))
         file.seek(end)
+        resumed = end if begun.digests else 0  # What is written now is added to `begun`.
         exported = self._write_from(sink, end, begun)
-        exported.resumed = end if begun.digests else 0
+        exported.resumed = resumed
         return exported
 
     def _write_from(self, sink: _Sealed, start: int, begun: PackIndex) -> Exported:

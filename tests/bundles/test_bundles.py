@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from kstore.backends.posix import PosixBackend
 from kstore.blobs.dictionary import NEWEST
@@ -605,6 +606,18 @@ class TestExportAgain:
         export(source, tmp_path / "bundle.kstore")
         assert (tmp_path / "bundle.kstore").read_bytes() == whole != other
 
+    @pytest.mark.parametrize("length", [0, 1, 5, None])
+    def test_a_frame_that_is_cut_short_or_holds_more_than_there_is_is_written_anew(
+        self, tmp_path: Path, length: int | None
+    ) -> None:
+        left = zstandard.compress(bytes(1 << 20))[:length]
+        node = fill(other_store(tmp_path / "small"), "one")
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        header = whole[: 8 + int.from_bytes(whole[4:8], "little")]
+        (tmp_path / "bundle.kstore.partial").write_bytes(header + left)
+        assert export(node, tmp_path / "bundle.kstore").resumed == 0
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
     @pytest.mark.parametrize("left", [b"", b"something else" * 100_000])
     def test_a_partial_file_that_is_not_a_bundle_is_overwritten(
         self, source: Node, tmp_path: Path, whole: bytes, left: bytes
@@ -710,6 +723,18 @@ def test_an_error_is_said_although_somebody_has_removed_what_was_written(tmp_pat
 def test_a_file_that_is_missing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot read"):
         bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore")
+
+
+def test_a_disk_that_fails_is_not_a_damaged_bundle(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int, length: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    bundle, target = bundle_of(source, tmp_path), other_store(tmp_path / "target")
+    with monkeypatch.context() as patch, pytest.raises(FileError, match=f"cannot read {bundle}: Input/output error"):
+        patch.setattr(os, "pread", fail)
+        bring(target, bundle)
 
 
 def test_where_what_comes_through_a_pipe_cannot_be_kept_the_error_says_so(
