@@ -70,9 +70,7 @@ def export_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", ho
 
 def export_compressed_tar(store: Store, ref: Ref, stream: IO[bytes], *, under: str = "", host: str = "") -> Written:
     """As `export_tar`, compressed with zstd."""
-    pipe = _Pipe(stream)
-    compressor = zstandard.ZstdCompressor()
-    with compressor.stream_writer(pipe, closefd=False) as compressed, pipe:  # type: ignore[arg-type]
+    with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as compressed:
         return export_tar(store, ref, compressed, under=under, host=host)
 
 

@@ -79,7 +79,7 @@ def load_header(read: Read) -> Header:
         StoreFormatError: a newer kstore wrote it.
     """
     start = read(0, _SKIPPABLE.size + len(_HEADER_MAGIC))
-    if len(start) < _SKIPPABLE.size + len(_HEADER_MAGIC) or not start.endswith(_HEADER_MAGIC):
+    if start[_SKIPPABLE.size :] != _HEADER_MAGIC:
         raise IntegrityError("it does not begin like a bundle")
     magic, size = _SKIPPABLE.unpack_from(start)
     if magic != _SKIPPABLE_MAGIC or not DIGEST_SIZE < size <= _MAX_HEADER:

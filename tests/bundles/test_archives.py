@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_modes_and_times_are_kept(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(exported(node, archives.export_zip))) as zipped:
         (info,) = zipped.infolist()
     assert info.external_attr >> 16 & 0o777 == entry.mode
+    assert info.date_time == time.gmtime(entry.mtime_ns // 10**9)[:6]
+
+
+def test_a_zip_file_is_compressed_and_does_not_say_where_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = other_store(tmp_path / "source")
+    node.tree.put("inductor/ab/cone.py", b"#" * 100_000)
+    node.commit()
+    monkeypatch.setattr("sys.platform", "win32")
+    data = exported(node, archives.export_zip)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert [info.create_system for info in archive.infolist()] == [3]
+    assert len(data) < 10_000
+
+
+def test_a_file_of_gigabytes_goes_into_a_zip_file(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 2)
+    data = exported(node, archives.export_zip)
+    assert from_zip(data).keys() == contents(node.tree.root).keys()
+    assert data[28] == 20  # Bytes of a header that leave eight for a size.
 
 
 @pytest.mark.parametrize("age", [0, 9 * 10**9])
@@ -176,8 +198,8 @@ def test_host_bound_files_are_those_of_the_host_that_is_named(tmp_path: Path, mo
     written = archives.export_tar(node.store, node.newest(), stream)
     assert (written.held.files, written.other_hosts) == (2, ("inductor/ab/same.so",))
     assert "inductor/ab/same.so" not in from_tar(stream.getvalue())
-    found = from_tar(exported(node, archives.export_tar, host="a" * 5))
-    assert found["inductor/ab/same.so"] == shared_object() + b"\0"
+    for export, unpack in FORMATS.values():
+        assert unpack(exported(node, export, host="a" * 5))["inductor/ab/same.so"] == shared_object() + b"\0"
     for host in ("c", "aab"):
         with pytest.raises(UsageError, match="a" * 16):
             archives.export_tar(node.store, node.newest(), io.BytesIO(), host=host)
