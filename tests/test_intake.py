@@ -19,6 +19,7 @@ from kstore.calls import plain
 from kstore.condemned import Condemned, write_lists
 from kstore.digest import digest_of
 from kstore.errors import StoreUnavailable
+from kstore.intake import _ROOM, _SMALL, Intake
 from kstore.local import reading
 from kstore.operations.commit import _Commit
 from kstore.published.ref import folder_of
@@ -124,6 +125,50 @@ def test_a_pack_that_was_begun_in_vain_leaves_nothing(
     assert node.commit().new_files == 0
     assert in_packs(node) == needed(node)
     assert not any((node.location / "tmp").iterdir())
+
+
+def test_loose_blobs_that_were_stored_in_vain_leave_no_place_reserved(
+    linked: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout="loose")
+    for each in (linked, other):
+        each.tree.kernel("new")
+    while_reading(monkeypatch, other.commit)
+    assert linked.commit().status is CommitStatus.UNCHANGED
+    assert not any((linked.location / "tmp").iterdir())
+
+
+def test_a_place_is_reserved_before_loose_blobs_are_stored(linked: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise gc would not know of this writer."""
+    reserved, put = list[bool](), LooseBlobs.put_many
+
+    def note_put(self: LooseBlobs, blobs: Sequence[tuple[bytes, bytes | memoryview]]) -> list[bool]:
+        reserved.append(any((linked.location / "tmp").iterdir()))
+        return put(self, blobs)
+
+    monkeypatch.setattr(LooseBlobs, "put_many", note_put)
+    linked.tree.kernel("new")
+    linked.commit()
+    assert reserved and all(reserved)
+
+
+def test_what_several_files_hold_is_in_a_pack_once(node: Node) -> None:
+    node.tree.kernel()
+    for name in "abc":
+        node.tree.put(f"inductor/{name}b/c{name}.py", b"the same")
+    node.commit()
+    (pack,) = node.store.storage.blobs.packs()
+    assert [*node.store.storage.blobs.pack(pack).index.digests].count(digest_of(b"the same")) == 1
+
+
+def test_small_files_are_kept_as_long_as_there_is_room(node: Node) -> None:
+    node.commit()
+    with Intake(node.store.worker(KEY, before_import=False)) as intake:
+        for number in range(500):
+            data = b"%d" % number + bytes(_SMALL - 10)
+            intake.offer([(digest_of(data), data), (bytes(32), bytes(_SMALL + 1))], 0)
+        assert bytes(32) not in intake.kept
+        assert _ROOM - _SMALL < sum(map(len, intake.kept.values())) <= _ROOM
 
 
 def full(*_: object) -> None:
