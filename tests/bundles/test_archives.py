@@ -129,7 +129,7 @@ def test_modes_and_times_are_kept(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(exported(node, archives.export_zip))) as zipped:
         (info,) = zipped.infolist()
     assert info.external_attr >> 16 & 0o777 == entry.mode
-    assert info.date_time == time.gmtime(entry.mtime_ns // 10**9)[:6]
+    assert info.date_time == time.gmtime(entry.mtime_ns // 10**9 // 2 * 2)[:6]  # A zip file counts every other second.
 
 
 def test_a_zip_file_is_compressed_and_does_not_say_where_it_was_made(
