@@ -22,7 +22,7 @@ from kstore.cli.program import run
 from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
-from kstore.integrations.megacache.entries import Artifact, files_of
+from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
 from kstore.integrations.megacache.tree import write_files
 from kstore.store import Store
 from tests.cli.commandline import environment_kept
@@ -299,6 +299,31 @@ def test_what_torch_notes_of_an_object_goes_with_it(fleet: Fleet) -> None:
     assert names_of(exported["left_out_kinds"]) == {"C++ objects and sources": 2}
 
 
+def test_only_files_of_torchs_own_folder_are_entries() -> None:
+    assert artifact_of("inductor/aotautograd/aab/one") == ("aot_autograd", "aab")
+    assert artifact_of("triton/aotautograd/aab/one") is None
+
+
+def test_a_file_is_replaced_only_if_it_differs_and_not_where_it_shares_its_inode(tmp_path: Path) -> None:
+    for name in ("same", "other"):
+        (tmp_path / name).write_bytes(name.encode())
+        os.link(tmp_path / name, tmp_path / f"stored-{name}")
+
+    write_files(tmp_path, {"same": b"same", "other": b"OTHER"})
+
+    assert (tmp_path / "same").samefile(tmp_path / "stored-same")
+    assert (tmp_path / "other").read_bytes() == b"OTHER"
+    assert (tmp_path / "stored-other").read_bytes() == b"other"
+
+
+def test_a_file_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        write_files(tmp_path, {"folder": b"content"})
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_a_job_may_have_a_name_as_long_as_a_file_s(fleet: Fleet) -> None:
     """TORCH_COMPILE_JOB_ID."""
     imported = bring_in(fleet.store, write([Artifact("pgo", "j" * 240, b"profile")]), KEY)
@@ -463,14 +488,17 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut short": lambda data: data[:-10],
     "one bit": lambda data: altered(data, len(data) // 2),
     "another file": lambda data: b"PK" + bytes(100),
-    "an entry cut short": lambda data: with_checksum(data[4:-110]),
-    "entries without end": lambda data: with_checksum(data[4:]).replace(bytes([0] * 7 + [1]), bytes([255] * 8)),
+    "an entry cut short": lambda data: with_checksum(data[4:-10]),
+    "a key cut short": lambda data: with_checksum(data[4:-110]),
+    "entries without end": lambda data: with_checksum(
+        data[4:12] + data[12:].replace(bytes([0] * 7 + [1]), bytes([255] * 8))
+    ),
     "another version": lambda data: with_checksum((99).to_bytes(8, "big") + data[12:]),
     "a key that climbs": lambda data: write([Artifact("aot_autograd", "../../x", b"entry")]),
     "an absolute key": lambda data: write([Artifact("autotune", "/etc/x.best_config", b"{}")]),
     "a module for a configuration": lambda data: write([Artifact("autotune", "ab/cabc.py", b"import os")]),
     "a key of folders": lambda data: write([Artifact("precompile", "a/b", b"entry")]),
-    "a key too long": lambda data: write([Artifact("aot_autograd", "a" * 300, b"entry")]),
+    "a key too long": lambda data: write([Artifact("aot_autograd", "a" * 256, b"entry")]),
     "a profile's key of too many bytes": lambda data: write([Artifact("pgo", "中" * 100, b"profile")]),
     "a file that is also a folder": lambda data: write(
         [Artifact("pgo", "x", b"profile"), Artifact("precompile", "code_state_x.pkl", b"package")]
