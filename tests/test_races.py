@@ -15,9 +15,10 @@ from kstore.operations.theirs import Newest
 from kstore.polls import polls
 from kstore.published import races as racing
 from kstore.published.races import MAX_RACES, races
+from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
-from tests.trees import Node, contents, without_relocated
+from tests.trees import KEY, Node, contents, without_relocated
 
 
 @pytest.fixture
@@ -126,6 +127,27 @@ def test_a_pack_is_asked_for_once_in_all_attempts_of_a_commit(
     after = node.newest()
     assert not newest.lacks_pack(after)
     assert asked == [pack for pack in after.packs if pack not in before.packs] != []
+
+
+def test_what_the_root_grew_from_is_not_asked_for_what_it_does_not_have(
+    node: Node, rival: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Ref] = []
+    monkeypatch.setattr(Refs, "is_kept", lambda _, ref: asked.append(ref))
+    outrun(monkeypatch, rival, 2, before="publish")
+    assert node.commit().generation == 4
+    assert asked == []
+
+
+def test_what_only_the_generation_that_the_root_grew_from_has_is_relied_upon(node: Node, rival: Node) -> None:
+    (pack,) = node.newest().packs
+    copied = next(path for path in rival.published() if path.endswith(".ptx"))
+    rival.store.forget(KEY)
+    copy = node.tree.put("inductor/ab/copy.py", rival.tree.read(copied))
+    report = node.commit()
+    assert report.new_blobs == report.new_files  # The copy needs none, and the manifest is one.
+    assert copy in node.published()
+    assert pack in node.newest().packs
 
 
 def test_a_pack_that_is_gone_is_asked_for_at_each_attempt(node: Node, rival: Node) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kstore.blobs import Layout
 from kstore.published.leaning import kept_by, may_lean
 from kstore.published.lost import lost_of
+from kstore.published.snapshot import Snapshot
 from kstore.upload.reliance import Reliance
 
 
@@ -53,10 +54,9 @@ def plan_upload(reliance: Reliance, sizes: Mapping[bytes, int], lost: Set[bytes]
     """
     storage, theirs, newest = reliance.storage, reliance.theirs, reliance.newest
     held, unsure = storage.blobs.digests_in, lost | reliance.missed
-    known, packs = _known_beside(reliance, sizes)
-    known |= kept_by(theirs)
-    known -= lost
-    known |= held(reliance.own + reliance.ahead)
+    known = kept_by(theirs) - lost | held(reliance.own + reliance.ahead)
+    beside, packs = _known_beside(reliance, _without(sizes, known | lost))
+    known |= beside
     wanted, altered = _without_loose(reliance, _without(sizes, known), unsure)
     may_be_below = wanted if may_lean(storage, theirs) else {}
     seems_packed = held(newest.packs) & unsure if newest and unsure else set[bytes]()
@@ -65,15 +65,22 @@ def plan_upload(reliance: Reliance, sizes: Mapping[bytes, int], lost: Set[bytes]
 
 
 def _known_beside(reliance: Reliance, sizes: Mapping[bytes, int]) -> tuple[set[bytes], tuple[str, ...]]:
-    """The digests of what the base and the siblings have; and their packs, with those that were uploaded ahead."""
+    """The digests of what the base and the siblings have, at least of these; and their packs, with those that were
+    uploaded ahead. The base is not asked if it has none of these, unless its manifest may be followed.
+    """
     storage, base = reliance.storage, reliance.base
     known, packs = storage.blobs.digests_in(reliance.sibling_packs), reliance.ahead
-    if base and base is not reliance.theirs and reliance.includes(base.ref):
+    may_help = base and base is not reliance.theirs and (not reliance.newest or _has_any(base, sizes))
+    if base and may_help and reliance.includes(base.ref):
         gone = reliance.doomed.blobs | lost_of(storage, base, sizes, reliance.missed)
         known |= kept_by(base) - gone
         packs += base.ref.packs
     known -= reliance.missed
     return known, packs + reliance.sibling_packs
+
+
+def _has_any(snapshot: Snapshot, blobs: Mapping[bytes, int]) -> bool:
+    return bool(blobs) and any(entry.digest in blobs for entry in snapshot.manifest.entries())
 
 
 def _without_loose(
