@@ -270,14 +270,16 @@ class Storage:
             found = os.stat(self.location)
             self.place = found.st_dev, found.st_ino
 
-    def snapshot(self, ref: Ref) -> Snapshot:
+    def snapshot(self, ref: Ref, followed: dict[bytes, bytes] | None = None) -> Snapshot:
         """The generation that `ref` publishes. If it is not live, and its manifest is lost, the snapshot has an empty
         manifest instead, and its ref names that one, by which it is known what grows from this generation.
+
+        For `followed` see `read_manifest`.
 
         Raises:
             IntegrityError: its manifest is missing or damaged.
         """
-        return self.read_snapshot(ref, partial(read_manifest, self.holder(ref).blobs, ref))
+        return self.read_snapshot(ref, partial(read_manifest, self.holder(ref).blobs, ref, followed))
 
     def read_snapshot(self, ref: Ref, read: Callable[[], bytes]) -> Snapshot:
         """The same, if `read` reads the manifest."""

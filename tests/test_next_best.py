@@ -31,11 +31,11 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Hide:
     def hide(*generations: int, times: int = 1 << 30) -> None:
         left = [times]
 
-        def read(blobs: BlobStore, ref: Ref) -> bytes:
+        def read(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes] | None) -> bytes:
             if ref.generation in generations and not ref.depth and left[0]:
                 left[0] -= 1
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-            return real(blobs, ref)
+            return real(blobs, ref, followed)
 
         monkeypatch.setattr(storage, "read_manifest", read)
 

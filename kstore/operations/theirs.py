@@ -84,6 +84,8 @@ class Newest:
         self._base = base
         self.taken = 0
         """The highest number that is known to be taken, listed or not."""
+        self._followed = {base.ref.manifest: base.data} if base else {}
+        """A manifest that the next one may follow on."""
         self._packs: set[str] = set()
         """Packs that were there at an earlier attempt: the next generation names most of them too."""
 
@@ -95,7 +97,7 @@ class Newest:
                 return Theirs()
             known = self._base if self._base and self._base.is_generation_of(ref) else None
             if known is None or self.lacks_pack(ref):  # that pack may have held its manifest
-                known = self._storage.snapshot(ref)
+                known = self._storage.snapshot(ref, self._followed)
             return Theirs(0 if ref.depth else ref.generation, or_below(self._storage, self._scope, known))
         except IntegrityError:
             return Theirs(*newest_whole(self._storage, self._scope, self.taken))

@@ -63,16 +63,18 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
         raise IntegrityError(f"a manifest's delta cannot be decompressed: {error}") from error
 
 
-def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
+def read_manifest(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes] | None = None) -> bytes:
     """The manifest that a ref names. If that is lost and the generation is not live, an empty one instead: the ref says
     what such a generation stands for.
+
+    `followed` may have the manifest that it follows on, by its digest, and has that one afterwards.
 
     Raises:
         IntegrityError: the manifest, or the one it follows on, is missing or damaged.
         OSError, MemoryError: it cannot be read just now.
     """
     try:
-        return _read(blobs, ref)
+        return _read(blobs, ref, {} if followed is None else followed)
     except IntegrityError as error:
         if ref.state is RefState.LIVE:
             raise
@@ -80,7 +82,7 @@ def read_manifest(blobs: BlobStore, ref: Ref) -> bytes:
         return Manifest().dump()
 
 
-def _read(blobs: BlobStore, ref: Ref) -> bytes:
+def _read(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes]) -> bytes:
     delta = ref.delta
     if ref.manifest_size > _LARGEST:
         raise IntegrityError(f"its ref declares a manifest of {ref.manifest_size} bytes")
@@ -88,7 +90,9 @@ def _read(blobs: BlobStore, ref: Ref) -> bytes:
         return blobs.fetch(ref.manifest, ref.manifest_size, ref.packs)
     if max(ref.manifest_size, delta.size, delta.follows_size) > _MAX_SIZE:
         raise IntegrityError(f"blob {delta.digest.hex()} declares more than a delta has")
-    base = blobs.fetch(delta.follows, delta.follows_size, ref.packs)
+    base = followed.get(delta.follows) or blobs.fetch(delta.follows, delta.follows_size, ref.packs)
+    followed.clear()
+    followed[delta.follows] = base
     data = follow(blobs.fetch(delta.digest, delta.size, ref.packs), base, ref.manifest_size)
     if digest_of(data) != ref.manifest:
         raise IntegrityError(f"blob {delta.digest.hex()} gives another manifest than {ref.manifest.hex()}")

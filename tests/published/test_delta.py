@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kstore.blobs import BlobStore
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
@@ -170,6 +171,40 @@ def test_all_follow_on_the_one_that_is_stored_whole(filled: Node, tmp_path: Path
     found = [grow(filled, name).delta for name in ("two", "three", "four")]
     assert [(known.follows, known.follows_size) for known in found if known] == [whole_manifest(filled)] * 3
     assert restored(tmp_path, "other") == kernels(filled)
+
+
+def note_fetched(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Notes from now on which blobs are fetched by themselves."""
+    asked, fetch = list[bytes](), BlobStore.fetch
+    monkeypatch.setattr(
+        BlobStore, "fetch", lambda self, digest, *how: asked.append(digest) or fetch(self, digest, *how)
+    )
+    return asked
+
+
+def test_the_manifest_that_others_follow_on_is_read_once(filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, followed = filled.newest(), dict[bytes, bytes]()
+    read_manifest(filled.store.storage.blobs, grow(filled, "two"), followed)
+    assert {digest: digest_of(data) for digest, data in followed.items()} == {first.manifest: first.manifest}
+
+    ref = grow(filled, "three")
+    asked = note_fetched(monkeypatch)
+    assert digest_of(read_manifest(filled.store.storage.blobs, ref, followed)) == ref.manifest
+    assert ref.delta
+    assert asked == [ref.delta.digest]
+
+
+def test_a_commit_upon_another_workers_reads_only_what_that_one_has_added(
+    filled: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Node(tmp_path, "other", layout=None)
+    other.restore()
+    added = grow(filled, "two").delta
+    other.tree.kernel("three")
+    asked = note_fetched(monkeypatch)
+    assert other.commit().generation == 3
+    assert added
+    assert asked == [added.digest]
 
 
 def test_what_has_changed_too_much_is_stored_whole_again(filled: Node, tmp_path: Path) -> None:
