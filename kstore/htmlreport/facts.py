@@ -34,6 +34,8 @@ class _Kept:
     generations: list[Table] = field(default_factory=list)
     """Oldest first."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    hosts: int = 0
+    """For how many hosts the newest generation has files of their own."""
 
     def add(self, holding: Holding) -> None:
         ref, manifest = holding.ref, holding.manifest
@@ -45,7 +47,7 @@ class _Kept:
             "pinned": holding.is_pinned, "components": components,
             "effort": ref.effort._asdict() if ref.effort else None,
         })  # fmt: skip
-        self.facts = _facts(manifest.meta) or self.facts
+        self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
 
 
 def collect_facts(storage: Storage, candidates: GcReport | None, progress: Progress | None = None) -> Table:

@@ -19,9 +19,11 @@ from kstore.gc import Policy, collect
 from kstore.htmlreport import page
 from kstore.htmlreport.facts import COMPARED, collect_facts
 from kstore.htmlreport.page import make_page
+from kstore.packaged import read_packaged
 from kstore.storage import Storage
 from tests.htmlreport.stores import EVIL, EVIL_COMPONENT, full_store, hostile_store
 from tests.stats.stores import A100, H100, commit
+from tests.trees import shared_object
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
@@ -102,6 +104,21 @@ def test_the_facts_are_those_of_the_store(tmp_path: Path) -> None:
     assert [restore["seconds"] for restore in facts["restores"]] == [3.0, 2.0, 1.0]
     assert {row["key"] for row in facts["gc"]["rows"]} == {"llama/v2"}
     assert all(len(scope["generations"]) for scope in facts["scopes"])
+
+
+def test_the_hosts_that_files_of_the_newest_generation_are_bound_to_are_counted(tmp_path: Path) -> None:
+    node = commit(tmp_path, "model/v1", "any")
+    assert [scope["hosts"] for scope in facts_of(node.store.storage)["scopes"]] == [0]
+    node.tree.put("inductor/ab/cone.main.so", shared_object())
+    assert node.commit("model/v1").ok
+    assert [scope["hosts"] for scope in facts_of(node.store.storage)["scopes"]] == [1]
+
+
+def test_whatever_the_page_shows_of_a_scope_is_in_the_facts(tmp_path: Path) -> None:
+    facts = facts_of(full_store(tmp_path))
+    shown = set(re.findall(r"\bscope\.(\w+)", read_packaged("kstore.htmlreport", "report.js").decode()))
+    assert "environment" in shown
+    assert [shown - scope.keys() for scope in facts["scopes"]] == [set()] * 5
 
 
 def test_what_two_keys_share_is_what_both_have(tmp_path: Path) -> None:
