@@ -69,9 +69,14 @@ class Page:
         self.scopes.setdefault(scope, Totals()).add_sample(sample)
 
     def dump(self) -> bytes:
-        """As JSON."""
+        """As JSON, with as many scopes as others will read."""
         latest = sorted(self.scopes, key=lambda scope: -self.scopes[scope].last)[:MOST_SCOPES]
-        rows = [[scope.gpu, scope.key, scope.environment, self.scopes[scope].as_json()] for scope in latest]
+        while len(data := self._dump(latest)) > _LARGEST_PAGE:
+            del latest[-len(latest) // 2 :]
+        return data
+
+    def _dump(self, scopes: list[Scope]) -> bytes:
+        rows = [[scope.gpu, scope.key, scope.environment, self.scopes[scope].as_json()] for scope in scopes]
         return json.dumps({"format": FORMAT, "marks": self.marks[-_MARKS:], "scopes": rows}).encode() + b"\n"
 
 

@@ -51,7 +51,8 @@ class Sample:
         status = report.status if report.ok else RestoreStatus.MISS
         return cls(
             time.time(), status, report.generation, round(report.seconds, 4), round(report.waited, 1),
-            report.files, report.bytes, report.placed, report.left_out, str(report.link_mode or ""), creator(),
+            report.files, report.bytes, report.placed, report.left_out, str(report.link_mode or ""),
+            creator()[:_LONGEST],
         )  # fmt: skip
 
 

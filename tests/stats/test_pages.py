@@ -57,6 +57,17 @@ def test_only_the_latest_keys_that_missed_are_remembered(
     assert MOST_SCOPES > 3
 
 
+def test_of_scopes_with_much_to_tell_only_as_many_are_remembered_as_a_page_can_hold(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_LARGEST_PAGE", 3000)
+    for number in range(20):
+        assert add(backend, Scope(GPU, f"key/{number}", ENVIRONMENT), sample("miss", at=1000 + number))
+    found = read_misses(backend)
+    assert 1 < len(found) < 20
+    assert Scope(GPU, "key/19", ENVIRONMENT) in found and Scope(GPU, "key/0", ENVIRONMENT) not in found
+
+
 def count_restores(root: Path, number: int) -> int:
     backend = PosixBackend(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -75,23 +86,24 @@ def test_processes_that_count_at_once_lose_nothing_that_was_not_given_up(tmp_pat
     assert len({name.partition(".")[0] for name in pages_in(backend, folder_of(SCOPE))}) <= SLOTS
 
 
+@pytest.mark.parametrize("rivals", [1, 2], ids=["its number is taken", "its number is free again"])
 def test_a_worker_that_loses_a_race_counts_in_another_slot(
-    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, rivals: int
 ) -> None:
     add(backend, SCOPE, sample())
     rival = PosixBackend(backend.root)
     create, races = backend.put_if_absent, iter([True])
 
     def create_late(name: str, data: bytes) -> bool:
-        if next(races, False):
+        for _ in range(rivals if next(races, False) else 0):
             assert add(rival, SCOPE, sample())
         return create(name, data)
 
     monkeypatch.setattr(backend, "put_if_absent", create_late)
     monkeypatch.setattr("secrets.randbelow", lambda slots: 5)
     assert add(backend, SCOPE, sample())
-    assert pages_in(backend, folder_of(SCOPE)) == ["0.2", "5.1"]
-    assert read_hits(backend, SCOPE).hits == 3
+    assert pages_in(backend, folder_of(SCOPE)) == [f"0.{1 + rivals}", "5.1"]
+    assert read_hits(backend, SCOPE).hits == 2 + rivals
 
 
 def test_what_a_killed_worker_left_is_counted_once(backend: PosixBackend) -> None:

@@ -72,6 +72,16 @@ def test_a_restore_of_which_nothing_was_whole_is_a_miss(published: Node) -> None
     assert (hits(published).restores, missed.misses) == (0, 1)
 
 
+def test_a_user_with_a_long_name_is_counted_with_what_others_have_counted(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore(published, "first")
+    monkeypatch.setenv("LOGNAME", "somebody" * 30)
+    restore(published, "second")
+    assert hits(published).hits == 2
+    assert {sample.worker[:8] for sample in hits(published).newest} >= {"somebody"}
+
+
 def test_one_file_more_is_in_the_store_however_many_restores_there_are(published: Node) -> None:
     restore(published, "first")
     before = set(contents(published.location))
