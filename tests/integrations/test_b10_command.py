@@ -50,8 +50,10 @@ class Deployment:
 
     def command(self, *arguments: str, replica: str = "first", **variables: str) -> subprocess.Popen[str]:
         """The console script."""
-        command = [sys.executable, "-c", _COMMAND, str(self.folder / "cache/model"), *arguments]
-        return self.start(command, replica, **variables)
+        return self.start(self.script(*arguments), replica, **variables)
+
+    def script(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", _COMMAND, str(self.folder / "cache/model"), *arguments]
 
     def start(self, command: list[str], replica: str, **variables: str) -> subprocess.Popen[str]:
         environ = self.environ(replica, **variables)
@@ -152,6 +154,14 @@ def test_without_a_volume_the_server_runs_all_the_same(deployment: Deployment) -
     assert not deployment.volume.exists()
 
 
+def test_without_a_volume_and_a_stdout_the_server_runs_all_the_same(deployment: Deployment) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *deployment.script("--", "sh", "-c", "exit 7")]
+    process = deployment.start(closed, "first", BASETEN_FS_ENABLED="0")
+
+    assert "Traceback" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 7
+
+
 def test_a_server_that_cannot_be_started_is_told_as_by_a_shell(deployment: Deployment) -> None:
     for enabled in ("0", "1"):
         process = deployment.command("--", "no-such-server", BASETEN_FS_ENABLED=enabled)
@@ -230,3 +240,9 @@ def test_help_says_what_it_does(deployment: Deployment, arguments: list[str]) ->
 
     assert "Usage: kstore-b10-compile-cache [OPTIONS] -- CMD..." in output
     assert (errors, process.returncode) == ("", 0)
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_traceback(deployment: Deployment) -> None:
+    process = deployment.start(["sh", "-c", '"$@" | true', "sh", *deployment.script("--help")], "first")
+
+    assert process.communicate(timeout=60) == ("", "")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kstore.cli.child import exit_code_of
 from kstore.cli.program import run
+from kstore.cli.streams import flush_streams, prepare_streams
 from kstore.integrations.b10.deployment import Deployment
 from kstore.integrations.b10.server import save_vllm_compile_cache
 from kstore.integrations.b10.status import log, never_raises
@@ -38,7 +39,15 @@ USAGE = 2
 
 def main() -> int:
     """Run it; returns the exit code."""
-    arguments = sys.argv[1:]
+    prepare_streams()
+    try:
+        code = _main(sys.argv[1:])
+    except BrokenPipeError:
+        code = 1
+    return flush_streams(code)
+
+
+def _main(arguments: Sequence[str]) -> int:
     if "--" in arguments:
         at = arguments.index("--")
         return run_server(arguments[:at], arguments[at + 1 :])
