@@ -55,8 +55,9 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
     roots = list(_find(key or None, store))
     if roots and not dry_run and not yes and not _confirmed(output, roots):
         output.say("nothing is removed")
-        return 1
-    removed, kept = (roots, []) if dry_run else _remove_all(output, roots)
+        removed, kept = list[_Root](), roots
+    else:
+        removed, kept = (roots, []) if dry_run else _remove_all(output, roots)
     if output.json:
         gone, left = list(map(_describe, removed)), list(map(_describe, kept))
         output.document({"dry_run": dry_run, "removed": gone, "kept": left})

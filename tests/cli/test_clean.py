@@ -119,6 +119,14 @@ def test_on_a_terminal_it_asks(
     assert left(roots) == rest
 
 
+def test_json_says_that_the_answer_was_no(cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    result = cli("clean", "my/v1", "--json")
+
+    assert (result.code, result.json["removed"]) == (1, [])
+    assert [root["cache_root"] for root in result.json["kept"]] == [str(roots / "0")]
+
+
 def test_no_answer_removes_nothing(cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
 
