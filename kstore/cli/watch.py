@@ -11,6 +11,7 @@ import click
 from kstore.cli.child import ENDINGS
 from kstore.cli.options import Command, Invocation, key_argument, live_options, on_committer, ready_option
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
+from kstore.errors import WaitTimeout, reason_of
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -61,24 +62,26 @@ def command(
 
 
 def _report(
-    output: Output, key: str, committed: CommitReport | None, ready: ReadyCommit | None = None, checkpoints: int = 0
+    output: Output, key: str, committed: CommitReport, ready: ReadyCommit | None = None, checkpoints: int = 0
 ) -> None:
     """Print the report, if JSON was requested."""
     if output.json:
-        reports = {"commit": committed and committed.as_json(), "ready": ready and ready_as_json(ready)}
+        reports = {"commit": committed.as_json(), "ready": ready and ready_as_json(ready)}
         output.document({"key": key, **reports, "checkpoints": checkpoints})
 
 
-def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport | None:
+def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport:
     """Commit once more, or say why not: an error would only make the sidecar start again."""
     from kstore.cli.sentences import committed, tell_trouble
+    from kstore.report import CommitReport, CommitStatus
 
     try:
         report = live.publish(grace_period, is_last=True)
     except Exception as error:
         log.debug("the last commit of %s failed", key, exc_info=error)
-        output.warn(f"the last commit of {key} failed: {error}")
-        return None
+        why, is_late = reason_of(error), isinstance(error, WaitTimeout)
+        output.warn(f"the last commit of {key} failed: {why}")
+        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=why)
     tell_trouble(output, report)
     output.say(committed(live.store, report, live.checkpoints))
     return report

@@ -72,6 +72,19 @@ def test_trouble_with_the_store_does_not_end_it(cli: Cli) -> None:
     assert "kstore: warning: the last commit of my/v1 failed: " in err
 
 
+def test_json_says_why_the_last_commit_failed(cli: Cli) -> None:
+    process = cli.start("watch", "my/v1", "--json", "--settle", "1s", "--grace-period", "5s")
+    cli.write("inductor/ab/cone.py")
+    wait_until_published(cli, 1)
+    shutil.rmtree(cli.store)
+    cli.write("inductor/ab/ctwo.py")
+    code, out, err = end(process)
+    commit = json.loads(out)["commit"]
+
+    assert (code, commit["status"], commit["ok"]) == (0, "failed", False)
+    assert commit["error"] in err
+
+
 def test_in_mode_read_it_does_nothing_until_it_is_told_to_end(cli: Cli) -> None:
     said = "kstore: warning: the mode is read: nothing is committed\n"
     assert end(start(cli, said=said, KSTORE_MODE="read"))[:2] == (0, "")
