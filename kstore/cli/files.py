@@ -82,7 +82,7 @@ def _describe(store: Store, ref: Ref, placed: Iterator[tuple[Artifact, Place]]) 
 def _write(output: Output, placed: Iterator[tuple[Artifact, Place]]) -> None:
     """Print the files for a program: in full, each as soon as it is known."""
     for (path, host, entry), place in placed:
-        cells = in_line(path), str(entry.size), place, host or _ANY_HOST, entry.digest.hex()
+        cells = in_line(path), str(entry.size), place, in_line(host or _ANY_HOST), entry.digest.hex()
         output.exact("\t".join(cells).encode() + b"\n")
 
 
@@ -101,7 +101,7 @@ def _print(output: Output, artifacts: list[Artifact], placed: Iterator[tuple[Art
 
 def _row(artifact: Artifact, place: Place) -> list[str]:
     path, host, entry = artifact
-    names = shorten(host or _ANY_HOST, _SHOWN), shorten(entry.digest.hex(), _SHOWN)
+    names = in_line(shorten(host or _ANY_HOST, _SHOWN)), shorten(entry.digest.hex(), _SHOWN)
     return [in_line(path), size(entry.size), place, *names]
 
 

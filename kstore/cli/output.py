@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import traceback
@@ -18,7 +19,7 @@ from kstore.cli.columns import Column, render
 from kstore.cli.streams import writing_stdout
 from kstore.errors import FileError, reason_of
 from kstore.progress import Progress
-from kstore.words import printable, waiting
+from kstore.words import in_line, printable, waiting
 
 SCHEMA = 1
 """Version of the JSON form; fields are added, never changed."""
@@ -44,7 +45,7 @@ class Output:
         break, because the child's last line there might lack one.
         """
         with suppress(OSError) if self.stdout_is_lent else writing_stdout():
-            told = {"schema": SCHEMA, "command": self.command, **_without_empty_errors(content)}
+            told = {"schema": SCHEMA, "command": self.command, **_as_json(content)}
             click.echo("\n" * self.stdout_is_lent + json.dumps(told), err=self.stdout_is_lent)
 
     def line(self, text: str = "", color: str = "") -> None:
@@ -68,7 +69,7 @@ class Output:
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], indent: int = 0) -> None:
         """Rows under headings."""
         with writing_stdout():
-            for line in render(columns, [[printable(cell) for cell in row] for row in rows], indent):
+            for line in render(columns, [[in_line(cell) for cell in row] for row in rows], indent):
                 click.echo(line)
 
     def some(self, items: Sequence[Item], most: int) -> tuple[Sequence[Item], int]:
@@ -132,8 +133,12 @@ class Output:
             click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
 
 
-def _without_empty_errors(content: Any) -> Any:
-    """The content without empty `error` fields: a reader who looks for one finds it only if there was an error."""
+def _as_json(content: Any) -> Any:
+    """The content without empty `error` fields: a reader who looks for one finds it only if there was an error. And
+    without what is no number: Python would write it as no JSON has it.
+    """
     if isinstance(content, Mapping):
-        return {name: _without_empty_errors(value) for name, value in content.items() if (name, value) != ("error", "")}
-    return [_without_empty_errors(value) for value in content] if isinstance(content, list | tuple) else content
+        return {name: _as_json(value) for name, value in content.items() if (name, value) != ("error", "")}
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    return [_as_json(value) for value in content] if isinstance(content, list | tuple) else content

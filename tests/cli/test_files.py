@@ -9,6 +9,7 @@ from blake3 import blake3
 from kstore.blobs.loose import LooseBlobs
 from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, Cli, Result, on_terminal
 from tests.cli.test_diff import HOSTILE, commit
+from tests.cli.test_show import publish_hostile
 from tests.inspect.caches import put_cpp, put_kernel, put_module
 from tests.trees import Tree, shared_object
 
@@ -140,6 +141,14 @@ def test_a_name_cannot_steer_a_terminal_or_forge_a_line(cli: Cli) -> None:
     assert "\x1b" not in on_terminal("files", "my/v1")
     (line,) = cli("files", "my/v1").out.splitlines()
     assert "\x1b" not in line and len(line.split("\t")) == 5
+
+
+def test_a_host_cannot_steer_a_terminal_or_forge_a_line(cli: Cli) -> None:
+    publish_hostile(cli)
+
+    (line,) = cli("files", "my/v1").out.splitlines()
+    assert "\x1b" not in line and len(line.split("\t")) == 5
+    assert len(on_terminal("files", "my/v1").splitlines()) == 2
 
 
 def test_a_generation_without_files_says_why(cli: Cli) -> None:

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import pytest
 
 from kstore.blobs.loose import blob_name
+from kstore.digest import digest_of
+from kstore.published.manifest import Entry, Manifest
+from kstore.published.ref import Ref
+from kstore.scope import Scope
+from kstore.store import Store
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.cli.test_diff import HOSTILE
 from tests.cli.test_restore import damage_manifest
 from tests.faults.reading import trouble_with
+from tests.trees import publish
 
 
 def test_it_shows_generations_and_the_components_of_the_newest(cli: Cli) -> None:
@@ -66,6 +75,35 @@ def test_json_has_everything(cli: Cli) -> None:
     assert scope["components"] == {"inductor": {"files": 1, "bytes": 3}}
     assert scope["meta"]["cache_root"] == str(cli.folder / "builders/my/v1")
     assert (scope["packs"], scope["hosts"]) == ([], {})
+
+
+def publish_hostile(cli: Cli) -> None:
+    """A generation whose publisher wrote everything that nobody checks, in order to have it believed."""
+    storage, evil = Store(cli.store).storage, f"\t{HOSTILE}"
+    storage.create()
+    files = {"inductor/ab/cone.so": Entry(bytes(32), 1, 0, 0o644, 0, 0)}
+    data = Manifest({}, meta={"cache_root": evil, "size": math.nan}, hosts={evil: files}).dump()
+    storage.blobs.loose.put_many([(digest_of(data), data)])
+    publish(storage.refs, Ref(Scope(GPU, "my/v1", ENVIRONMENT), 1, digest_of(data), len(data), (), 0.0, evil, 1, 1))
+
+
+def test_no_text_of_a_publisher_s_steers_a_terminal_or_forges_a_line(cli: Cli) -> None:
+    publish_hostile(cli)
+    result = cli("show", "my/v1")
+
+    assert result.code == 0
+    assert not {"\x1b", "\t"}.intersection(result.out)
+    assert not any(line.startswith("- forged") for line in result.out.splitlines())
+
+
+def test_json_is_json_whatever_a_publisher_has_written(cli: Cli) -> None:
+    def refuse(text: str) -> None:
+        pytest.fail(f"{text} is not JSON")
+
+    publish_hostile(cli)
+    (scope,) = json.loads(cli("show", "my/v1", "--json").out, parse_constant=refuse)["scopes"]
+
+    assert scope["meta"]["size"] is None
 
 
 def test_packs_are_counted(cli: Cli) -> None:
