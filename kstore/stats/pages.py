@@ -19,7 +19,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,11 +188,22 @@ def _numbers(backend: Backend, folder: str) -> dict[int, list[int]]:
 
 def sweep_stats(backend: Backend, is_there: Callable[[Scope], bool]) -> None:
     """Remove what was counted for scopes that no longer exist; what cannot be removed stays."""
-    try:
+    with _passing_over_trouble():
         for scope in _scopes(backend):
-            folder = folder_of(scope)
-            for child in [] if is_there(scope) else list(backend.list(folder)):
-                backend.delete(f"{folder}/{child.name}")
+            if not is_there(scope):
+                _remove(backend, folder_of(scope))
+
+
+def _remove(backend: Backend, folder: str) -> None:
+    with _passing_over_trouble():
+        for child in list(backend.list(folder)):
+            backend.delete(f"{folder}/{child.name}")
+
+
+@contextmanager
+def _passing_over_trouble() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         log.debug("statistics cannot be removed: %s", error)
 

@@ -12,7 +12,17 @@ from kstore.backends import PosixBackend
 from kstore.gc import Policy
 from kstore.scope import Scope
 from kstore.stats import pages
-from kstore.stats.pages import MISSES, MOST_SCOPES, SLOTS, add, folder_of, load_page, read_hits, read_misses
+from kstore.stats.pages import (
+    MISSES,
+    MOST_SCOPES,
+    SLOTS,
+    add,
+    folder_of,
+    load_page,
+    read_hits,
+    read_misses,
+    sweep_stats,
+)
 from tests.faults.injection import FAULTS, USUAL_FAULTS, Faults, FaultyBackend, Striker
 from tests.gc.stores import collect
 from tests.stats.stores import sample
@@ -172,3 +182,19 @@ def test_gc_removes_what_was_counted_for_keys_that_are_gone(tmp_path: Path) -> N
     assert read_hits(backend, node.store.scope("model/v1")).hits == 0
     assert read_hits(backend, node.store.scope("model/v2")).hits == 1
     assert pages_in(backend, f"stats/{GPU}/never/there/@{ENVIRONMENT}") == []
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (Scope(GPU, key, ENVIRONMENT) for key in ("model/v1", "model/v2"))
+    for scope in (one, other):
+        add(backend, scope, sample())
+    delete, refused = backend.delete, iter([True])
+
+    def refuse_once(name: str) -> None:
+        if next(refused, False):
+            raise PermissionError(name)
+        delete(name)
+
+    monkeypatch.setattr(backend, "delete", refuse_once)
+    sweep_stats(backend, lambda scope: False)
+    assert read_hits(backend, one).hits + read_hits(backend, other).hits == 1
