@@ -457,6 +457,22 @@ def test_files_that_go_while_they_are_counted_do_not_count(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_an_archive_that_goes_while_archives_are_listed_is_not_listed(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.mkdir(parents=True)
+    (volume / "cache_0123.latest.tar.gz").symlink_to("gone")
+    (volume / "cache_4567.latest.tar.gz").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr("kstore.integrations.b10.archives.archive_key", lambda: "0123")
+    monkeypatch.setattr("kstore.integrations.b10.info.archive_key", lambda: "0123")
+    info, listed = b10.get_cache_info(), b10.list_available_caches()
+
+    assert (info["b10fs_cache_exists"], "error" in info) == (False, False)
+    assert [(cache["environment_key"], cache["size_mb"]) for cache in listed["caches"]] == [("4567", 1.0)]
+    assert listed["current_cache_exists"] is False
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_only_regular_files_count(tmp_path: Path) -> None:
     """Reading a pipe to compress it would wait for ever."""
     compile_here("one")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,8 @@ def _shared_size(deployment: Deployment) -> int | None:
     if Path(deployment.store.location).is_dir() and (ref := deployment.store.newest(deployment.worker.scope)):
         return ref.size if ref.state is RefState.LIVE else None
     archive = own_archive(deployment.variables.volume)
-    return archive.stat().st_size if archive else None
+    status = _status(archive) if archive else None
+    return status.st_size if status else None
 
 
 def _generations(deployment: Deployment) -> list[dict[str, Any]]:
@@ -103,8 +106,15 @@ def _generation(ref: Ref, own: Scope) -> dict[str, Any]:
     }
 
 
+def _status(archive: Path) -> os.stat_result | None:
+    """None if it has been removed since it was listed."""
+    with suppress(FileNotFoundError):
+        return archive.stat()
+    return None
+
+
 def _archives(deployment: Deployment) -> list[dict[str, Any]]:
-    found = [(path, path.stat()) for path in find_archives(deployment.variables.volume)]
+    found = [(path, status) for path in find_archives(deployment.variables.volume) if (status := _status(path))]
     own = archive_key() if found else None
     return [
         {
