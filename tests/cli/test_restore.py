@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs.loose import blob_name
+from kstore.digest import digest_of
 from kstore.local.link import LinkMode
 from kstore.report import RestoreReport, RestoreStatus
 from kstore.store import Store
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.cli.test_diff import HOSTILE, commit
 
 
 def test_it_restores_and_says_what(cli: Cli) -> None:
@@ -213,6 +216,15 @@ def test_a_damaged_manifest_is_an_integrity_error(cli: Cli) -> None:
     result = cli("restore", "my/v1")
 
     assert (result.code, result.out) == (4, "")
+
+
+def test_a_name_that_is_left_out_cannot_forge_a_line(cli: Cli) -> None:
+    commit(cli, "my/v1", lambda tree: tree.put(f"inductor/{HOSTILE}.py", b"x"))
+    (cli.store / blob_name(digest_of(b"x"))).unlink()
+    said = cli("restore", "my/v1").err.splitlines()
+
+    assert any("left out inductor/evil" in line for line in said)
+    assert not any(line.startswith("kstore: - forged") for line in said)
 
 
 def test_a_damaged_blob_is_a_warning(cli: Cli) -> None:
