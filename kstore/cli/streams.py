@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, TextIO
 
-from kstore.errors import FileError
+from kstore.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -53,9 +53,11 @@ class Stdout(io.FileIO):
     """Stdout as a file, for bytes that another program gets."""
 
     def __init__(self) -> None:
-        """Raises FileError if whoever started the program closed it."""
+        """Raises FileError if whoever started the program closed it, UsageError if it is a terminal."""
         if isinstance(sys.stdout, _Nothing):
             raise FileError("cannot write to stdout: it is closed; send it somewhere")
+        if sys.stdout.isatty():  # The bytes of an untrusted file must not steer it.
+            raise UsageError("no file is written to a terminal; name a FILE, or send stdout to one with > FILE")
         super().__init__(sys.stdout.fileno(), "wb", closefd=False)
 
     def write(self, data: Buffer, /) -> int:

@@ -17,7 +17,7 @@ from kstore.operations.bring import Brought
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.words import size
-from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, Cli
+from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, Cli, on_terminal
 from tests.trees import shared_object
 
 KEY = "model/v1"
@@ -191,6 +191,11 @@ def test_stdout_gets_the_file_and_nothing_else(cli: Cli, bundle: str) -> None:
         assert data == Path(path).read_bytes()
         assert '"command": "export"' in err.read()
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout"])
+def test_a_terminal_gets_no_file(cli: Cli, bundle: str, path: str) -> None:
+    assert on_terminal("export", KEY, "-o", path, "--format", "tar") == ""
 
 
 def test_what_went_to_stdout_is_said_on_stderr(cli: Cli, bundle: str) -> None:
