@@ -76,8 +76,9 @@ def test_what_a_link_points_to_is_never_removed(cli: Cli, roots: Path) -> None:
     (precious / "file").touch()
     shutil.rmtree(roots / "1")
     (roots / "1").symlink_to(precious)
-    cli("clean", "--all", "--yes")
+    result = cli("clean", "--all", "--yes")
 
+    assert (result.code, str(roots / "1") in result.out + result.err) == (0, False)
     assert (precious / "file").exists()
     assert (roots / "1").is_symlink()
 
@@ -87,6 +88,14 @@ def test_a_dry_run_removes_nothing(cli: Cli, roots: Path) -> None:
 
     assert (result.code, result.out) == (0, f"would remove {roots}/0 of my/v1, 5.0 kB\n")
     assert left(roots) == {"0", "1", "2"}
+
+
+def test_a_file_that_goes_while_sizes_are_added_up_counts_as_none(
+    cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.walk", lambda folder: [(str(folder / "inductor"), [], ["gone.py", "one.py"])])
+
+    assert cli("clean", "my/v1", "--dry-run").out.endswith(" of my/v1, 5.0 kB\n")
 
 
 def test_without_a_terminal_it_does_not_ask(cli: Cli, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ def test_a_generation_can_be_named(cli: Cli) -> None:
     assert len(paths(cli("files", "my/v1@1"))) == 1
     assert cli("files", "my/v1@2").out == cli("files", "my/v1").out
     assert cli("files", "my/v1@3").code == 3
+    assert cli("files", "my/v1@1", "-v").err == f"kstore: my/v1 ({GPU}, {ENVIRONMENT}) generation 1\n"
 
 
 def test_it_says_what_is_packed_and_what_is_nowhere(cli: Cli) -> None:

@@ -121,6 +121,14 @@ def test_an_unknown_key_is_a_miss(cli: Cli) -> None:
     assert "nothing is published for my/v1 in" in result.err
 
 
+def test_a_key_of_which_only_a_folder_is_left_is_a_miss(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (cli.store / "refs" / GPU / "my/v1" / f"@{ENVIRONMENT}" / "1").unlink()
+    result = cli("show", "my/v1")
+
+    assert (result.code, result.out) == (3, "")
+
+
 def test_a_bad_key_is_a_usage_error(cli: Cli) -> None:
     assert cli("show", "/").code == 2
 
