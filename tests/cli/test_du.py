@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
+from tests.faults.reading import unlistable
 
 
 def bytes_in(folder: Path) -> int:
@@ -87,6 +88,19 @@ def test_what_is_lost_is_named(cli: Cli) -> None:
         assert result.code == 4
         assert "1 lost blob, 3 bytes; `kstore verify` says of what" in result.err
     assert cli("du", "--json").json["total"]["stored"] == before - len("one")
+
+
+@pytest.mark.parametrize("command", ["du", "stats"])
+@pytest.mark.parametrize("folder", ["packs", "blobs"])
+def test_a_store_that_cannot_be_listed_is_named_with_the_reason(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, folder: str
+) -> None:
+    cli.publish("my/v1")
+    unlistable(monkeypatch, folder)
+    result = cli(command)
+
+    assert (result.code, result.out) == (1, "")
+    assert f"cannot read the store at {cli.store}: " in result.err
 
 
 def test_what_cannot_be_read_is_named(cli: Cli) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kstore.storage import Storage
 from tests.cli.commandline import Cli
+from tests.faults.reading import unlistable
 from tests.trees import listing
 
 
@@ -131,6 +132,17 @@ def test_where_no_file_can_be_the_store_is_not_read(
 
     assert result.code == 2
     assert why in result.err
+
+
+def test_a_store_that_cannot_be_listed_is_named_with_the_reason(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.publish("my/v1")
+    unlistable(monkeypatch, "packs")
+    result = cli("report", "-o", str(path))
+
+    assert (result.code, path.exists()) == (1, False)
+    assert f"cannot read the store at {cli.store}: " in result.err
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(cli: Cli, path: Path) -> None:

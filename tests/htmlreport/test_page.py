@@ -89,6 +89,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     (scope,) = facts["scopes"]
     assert scope["generations"][0]["creator"] == EVIL
     assert EVIL_COMPONENT in scope["generations"][0]["components"]
+    assert scope["facts"] == {"torch": EVIL, EVIL: EVIL}
 
 
 def test_a_location_that_is_hostile_is_escaped_in_the_title(tmp_path: Path) -> None:
