@@ -90,6 +90,14 @@ def test_what_is_lost_is_named(cli: Cli) -> None:
     assert cli("du", "--json").json["total"]["stored"] == before - len("one")
 
 
+def test_a_key_of_which_only_a_folder_is_left_is_a_miss(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (cli.store / f"refs/{GPU}/my/v1/@{ENVIRONMENT}/1").unlink()
+    result = cli("du", "my/v1")
+
+    assert (result.code, result.out) == (3, "")
+
+
 @pytest.mark.parametrize("command", ["du", "stats"])
 @pytest.mark.parametrize("folder", ["packs", "blobs"])
 def test_a_store_that_cannot_be_listed_is_named_with_the_reason(

@@ -28,6 +28,7 @@ from kstore.integrations.b10 import variables
 from kstore.integrations.b10.archives import Archives
 from kstore.integrations.b10.deployment import Deployment, local_files
 from kstore.integrations.b10.hardware import archive_key
+from kstore.integrations.b10.space import compressed_mb
 from kstore.integrations.b10.status import CacheValidationError, never_raises
 from kstore.stats.pages import read_hits
 from kstore.stats.record import finish as finish_counting
@@ -470,6 +471,75 @@ def test_an_archive_that_goes_while_archives_are_listed_is_not_listed(
     assert (info["b10fs_cache_exists"], "error" in info) == (False, False)
     assert [(cache["environment_key"], cache["size_mb"]) for cache in listed["caches"]] == [("4567", 1.0)]
     assert listed["current_cache_exists"] is False
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_caches_are_listed_newest_first_with_their_files(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_here("one")
+    b10.save_compile_cache()
+    for digits, time in (("0123", 1), ("4567", 1 << 32)):
+        (volume / f"cache_{digits}.latest.tar.gz").write_bytes(bytes(2 << 20))
+        os.utime(volume / f"cache_{digits}.latest.tar.gz", (time, time))
+    monkeypatch.setattr("kstore.integrations.b10.info.archive_key", lambda: "0123")
+    newest, saved, oldest = b10.list_available_caches()["caches"]
+
+    assert (newest["filename"], oldest["filename"]) == ("cache_4567.latest.tar.gz", "cache_0123.latest.tar.gz")
+    assert (newest["is_current_environment"], oldest["is_current_environment"]) == (False, True)
+    assert (newest["size_mb"], newest["created_time"]) == (2.0, 1 << 32)
+    assert (volume / "kstore" / saved["filename"]).is_file()
+    assert (saved["is_current_environment"], saved["size_mb"]) == (True, len("one") / (1 << 20))
+    assert b10.get_cache_info()["b10fs_cache_size_mb"] == saved["size_mb"]
+
+
+@pytest.mark.usefixtures("ours_here", "host")
+def test_an_archive_that_is_not_imported_yet_counts_with_its_own_size(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.mkdir(parents=True)
+    (volume / "cache_0123.latest.tar.gz").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr("kstore.integrations.b10.archives.archive_key", lambda: "0123")
+
+    assert b10.get_cache_info()["b10fs_cache_size_mb"] == 1.0
+
+
+def a_file(folder: Path) -> Path:
+    """A file whose mode and time are not those of a new one."""
+    (path := folder / "source").write_text("content")
+    path.chmod(0o640)
+    os.utime(path, (1, 1))
+    return path
+
+
+@pytest.mark.usefixtures("ours_here")
+@pytest.mark.parametrize("target", ["some/where/copy", "folder"], ids=["a new file", "a folder that exists"])
+def test_a_transfer_copies_bytes_mode_and_time(tmp_path: Path, target: str) -> None:
+    source, folder = a_file(tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    copy = folder / "source" if target == "folder" else tmp_path / target
+
+    assert b10.transfer(str(source), str(tmp_path / target)) is b10.OperationStatus.SUCCESS
+    assert (copy.read_text(), copy.stat().st_mode & 0o777, copy.stat().st_mtime) == ("content", 0o640, 1)
+    assert list(copy.parent.iterdir()) == [copy]
+
+
+@pytest.mark.usefixtures("ours_here")
+def test_a_transfer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop_halfway(source: Path, target: Path) -> None:
+        target.write_text("con")
+        raise OSError("no room")
+
+    (tmp_path / "folder").mkdir()
+    (copy := tmp_path / "folder/copy").write_text("before")
+    monkeypatch.setattr("shutil.copy2", stop_halfway)
+
+    assert b10.transfer(str(a_file(tmp_path)), str(copy)) is b10.OperationStatus.ERROR
+    assert (copy.read_text(), list(copy.parent.iterdir())) == ("before", [copy])
+
+
+def test_a_file_that_goes_while_it_is_compressed_counts_as_nothing(tmp_path: Path) -> None:
+    (full := tmp_path / "full").write_bytes(os.urandom(1 << 20))
+
+    assert 1 < compressed_mb([tmp_path / "gone", full, full.with_name("gone too")]) < 1.01
 
 
 @pytest.mark.usefixtures("ours_here", "host")
