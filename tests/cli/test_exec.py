@@ -203,13 +203,15 @@ def test_a_script_without_a_first_line_that_says_so_is_for_the_shell(
 
 
 def test_it_is_looked_for_as_a_shell_does(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that may not be executed is passed over; a script without `#!` is not."""
+    """A file that may not be executed is passed over, and a file where a folder should be; a script without `#!` is
+    not.
+    """
     folders = [cli.folder / name for name in ("refused", "first", "second")]
     for folder, text in zip(folders, ("exit 1", "echo first", "#!/bin/sh\necho second"), strict=True):
         folder.mkdir()
         (folder / "tool").write_text(text)
         (folder / "tool").chmod(0o644 if text == "exit 1" else 0o755)
-    monkeypatch.setenv("PATH", ":".join([*map(str, folders), os.environ["PATH"]]))
+    monkeypatch.setenv("PATH", ":".join([*map(str, folders[:1]), __file__, *map(str, folders[1:]), os.environ["PATH"]]))
 
     assert cli.process("exec", "my/v1", "--", "tool").out == "first\n"
 
@@ -341,6 +343,17 @@ def test_nothing_of_how_kstore_waits_is_inherited(cli: Cli) -> None:
     assert ordinary(cli.process("exec", "my/v1", "--", *command).out) == ordinary(plain)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTSTP], ids=lambda number: number.name)
+def test_what_was_to_be_ignored_from_the_start_the_command_ignores(cli: Cli, number: signal.Signals) -> None:
+    """As nohup, or a shell without job control for what runs in the background, asks for."""
+    out = cli.process(
+        "exec", "my/v1", "--", "grep", "-E", "^SigIgn:", "/proc/self/status",
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),
+    ).out  # fmt: skip
+
+    assert ordinary(out)[0] & 1 << number - 1
+
+
 def ordinary(masks: str) -> list[int]:
     """Signals 1 to 31: those above belong to the C library."""
     return [int(line.split()[1], 16) & 0x7FFFFFFF for line in masks.splitlines()]
@@ -467,11 +480,12 @@ def test_a_command_that_is_stopped_by_a_signal_is_not_over(cli: Cli) -> None:
 
 def test_a_parent_that_ignores_its_children_changes_nothing(cli: Cli) -> None:
     result = cli.process(
-        "exec", "my/v1", "--", "sh", "-c", "exit 9",
+        "exec", "my/v1", "--", "grep", "-E", "^SigIgn:", "/proc/self/status", "no-such-file",
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
     )  # fmt: skip
 
-    assert result.code == 9
+    assert result.code == 2
+    assert not int(result.out.split("SigIgn:")[1].split()[0], 16) & 1 << signal.SIGCHLD - 1
 
 
 def on_a_terminal(

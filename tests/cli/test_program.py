@@ -99,10 +99,15 @@ def test_a_closed_pipe_is_no_traceback(cli: Cli) -> None:
     with reader_gone() as pipe:
         done = subprocess.run(
             [sys.executable, "-m", "kstore", "ls"],
-            cwd=REPOSITORY, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            cwd=REPOSITORY, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=buffered(),
         )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def buffered() -> dict[str, str]:
+    """The environment of a process whose output is buffered, as it is by default: its end writes what is left."""
+    return os.environ | {"PYTHONUNBUFFERED": ""}
 
 
 @contextmanager
@@ -131,7 +136,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(cli: Cli, command: tuple[s
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "kstore", *command],
-            cwd=REPOSITORY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            cwd=REPOSITORY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=buffered(),
         )  # fmt: skip
 
     assert done.returncode == 1
