@@ -51,6 +51,19 @@ def test_what_is_left_is_published_when_it_is_told_to_end(cli: Cli, by: signal.S
     assert "kstore: committed my/v1 generation 1: 1 new file of 1" in err
 
 
+def test_a_hangup_that_was_to_be_ignored_from_the_start_does_not_end_it(cli: Cli) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(cli, "--settle", "1s")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    for count, name in enumerate(("one", "two"), 1):
+        cli.write(f"inductor/ab/c{name}.py")
+        wait_until_published(cli, count)
+    assert end(process)[0] == 0
+
+
 def test_it_goes_on_from_what_was_restored(cli: Cli) -> None:
     cli.publish("my/v1", "one", "two")
     cli("restore", "my/v1")
