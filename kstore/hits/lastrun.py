@@ -11,8 +11,10 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 
 from kstore.blobs.loose import bears_stamp
+from kstore.calls import stat_each
 from kstore.hits.report import DRIVER
 from kstore.local.lastrestore import Restored
 from kstore.published.manifest import HOST, LINK, SLOT, Entry, Files
@@ -68,17 +70,17 @@ def last_run(worker: Worker) -> LastRun | None:
     known = found.known
     files = restored.snapshot.manifest.for_host(state.host) if restored.snapshot else {}
     old = {path: entry for path, entry in files.items() if path in known}
-    came = (
-        path
+    came = {
+        path: file.entry
         for path, file in known.items()
-        if (path not in old or (old[path].flags & _BUILT and path.rpartition("/")[0] not in found.untouched))
+        if (path not in old or old[path].flags & _BUILT)
         and not _is_copied(file.entry, old.get(path))
         and not path.startswith(_PERSONAL)
-        and _was_written_after(worker.root.local_path(path), file.entry, restored.ended_ns)
-    )
+    }
+    new = _written_after(worker, came, restored.ended_ns)
     left_out = sorted({skip.path for skip in found.skipped if not skip.path.startswith(_PERSONAL)})
     unfinished = tuple(path for path in left_out if _has_come_since(worker, path, files, restored.ended_ns))
-    return LastRun(restored, old, {path: known[path].entry for path in sorted(came)}, unfinished)
+    return LastRun(restored, old, new, unfinished)
 
 
 def _is_copied(entry: Entry, restored: Entry | None) -> bool:
@@ -86,6 +88,17 @@ def _is_copied(entry: Entry, restored: Entry | None) -> bool:
     time, so equal bytes were copied, as by `torch.compiler.load_cache_artifacts`.
     """
     return restored is not None and bool(restored.flags & SLOT) and entry.digest == restored.digest
+
+
+def _written_after(worker: Worker, files: Files, ended_ns: int) -> Files:
+    """Those of a root's files that something other than kstore wrote since. The folder of one that a compiler wrote in
+    place says nothing of it, so every file is asked.
+    """
+    places = [worker.root.local_path(path) for path in files]
+    changed = [status.ctime_ns > ended_ns for status in stat_each(places)]
+    suspects = compress(zip(files.items(), places, strict=True), changed)
+    written = {path: entry for (path, entry), place in suspects if _was_written_after(place, entry, ended_ns)}
+    return dict(sorted(written.items()))
 
 
 def _was_written_after(file: str, stored: Entry | None, ended_ns: int) -> bool:

@@ -232,6 +232,21 @@ def test_an_object_that_is_built_again_is_a_miss(tmp_path: Path, layout: str) ->
     assert usage(node).has_failed
 
 
+def test_a_kernel_that_is_written_in_place_is_a_miss_though_its_folder_is_as_it_was(tmp_path: Path) -> None:
+    """As older QuACK does, straight to the kernel's name. It is a copy: nobody could tell it of a linked one."""
+    builder, node = Node(tmp_path, "builder", layout="packed"), Node(tmp_path, layout=None)
+    for name in ("one", "two"):
+        builder.tree.put(f"quack/sources/{name}.o", shared_object())
+    builder.commit()
+    node.restore()
+    let_the_clock_move(node)
+    read(node, "quack/sources/two.o")
+    (node.tree.root / "quack/sources/one.o").write_bytes(shared_object())
+
+    assert usage(node).components["quack"] == Usage(restored=2, hits=1, misses=1, compiled=1)
+    assert usage(node).has_failed
+
+
 def test_what_is_not_there_was_not_restored(node: Node) -> None:
     for path in node.tree.root.glob("inductor/fxgraph/*/fone/*"):
         path.unlink()
