@@ -16,11 +16,12 @@ import pytest
 from kstore.errors import WaitTimeout
 from kstore.hits import Usage, UsageReport, unknowable, usage_of
 from kstore.hits.counters import Counters
-from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE
+from kstore.hits.evidence import CHANGED_IN_PLACE, NO_ACCESS_TIMES, READ_BEFORE, usage_in
+from kstore.hits.lastrun import last_run
 from kstore.local.finished import Unfinished
 from kstore.local.reading import read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
-from tests.trees import KEY, Node, failing_to_read, shared_object
+from tests.trees import KEY, Node, before_each_read, failing_to_read, shared_object
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -158,6 +159,18 @@ def test_a_graph_that_is_copied_over_the_one_that_was_restored_was_not_compiled(
     assert not report.missed
 
 
+def test_an_entry_that_is_compiled_again_under_its_name_is_a_miss(tmp_path: Path) -> None:
+    """AOT entries have the same name each time, and other bytes."""
+    builder, node = Node(tmp_path, "builder"), Node(tmp_path)
+    builder.tree.put("inductor/aotautograd/aone/entry", b"backward")
+    builder.commit()
+    node.restore()
+    let_the_clock_move(node)
+    node.tree.put("inductor/aotautograd/aone/entry", b"backward, compiled later")
+
+    assert usage(node).components["inductor"] == Usage(restored=1, hits=0, misses=1, compiled=1)
+
+
 def test_after_a_miss_all_is_compiled_anew(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert node.restore().status is RestoreStatus.MISS
@@ -195,6 +208,46 @@ def test_nobody_can_tell_whether_what_was_read_before_a_second_restore_was_used(
     assert found.components["inductor"].hits in (None, 1)
     assert (found.why_unknown == READ_BEFORE) == (found.components["inductor"].hits is None)
     assert "inductor" not in found.unused
+
+
+@pytest.mark.parametrize(("hours", "hits"), [(23, None), (25, 0)])
+def test_a_file_that_was_read_more_than_a_day_ago_tells_of_the_next_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch, hours: int, hits: int | None
+) -> None:
+    """Linux then notes it, even if mounted relatime."""
+    for path in node.tree.root.glob("inductor/fxgraph/*/*/*"):
+        modified_ns = path.stat().st_mtime_ns - 10**10  # with its stamp, and not ahead of the clock
+        os.utime(path, ns=(modified_ns, modified_ns))
+    let_the_clock_move(node)
+    read(node, "inductor/fxgraph/*/*/*")
+    let_the_clock_move(node)
+    node.restore()
+    later_ns = time.time_ns() + hours * 3600 * 10**9
+    monkeypatch.setattr("kstore.hits.evidence.time", SimpleNamespace(time_ns=lambda: later_ns))
+
+    assert usage(node).components["inductor"].hits == hits
+
+
+@pytest.mark.parametrize("published", ["loose"], indirect=True)
+def test_a_file_whose_status_has_changed_since_it_was_read_tells_of_the_next_read(node: Node, tmp_path: Path) -> None:
+    """For example, because another worker has linked it."""
+    read(node, "triton/*/*")
+    let_the_clock_move(node)
+    for number, path in enumerate(node.tree.root.glob("triton/*/k.*")):
+        os.link(path, tmp_path / str(number))
+    node.restore()
+
+    assert usage(node).components["triton"].hits == 0
+
+
+def test_a_file_that_is_gone_before_it_is_looked_at_was_not_used(node: Node) -> None:
+    worker = node.store.worker(KEY, before_import=False)
+    run = last_run(worker)
+    assert run
+    read(node, "triton/*/*")
+    shutil.rmtree(node.tree.root / "inductor" / "fxgraph")
+
+    assert usage_in(worker, run).components == {"inductor": Usage(2, 0), "triton": Usage(2, 2)}
 
 
 def test_what_kstore_itself_reads_was_not_used(node: Node) -> None:
@@ -277,7 +330,7 @@ def test_a_kernel_that_is_not_finished_was_compiled_all_the_same(node: Node) -> 
     node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
 
     found = usage(node)
-    assert found.components["triton"] == Usage(2, 2, misses=1, compiled=1)
+    assert found.components == {"inductor": Usage(2, 2), "triton": Usage(2, 2, misses=1, compiled=1)}
     assert found.has_failed
 
 
@@ -305,6 +358,18 @@ def test_what_an_earlier_run_left_unfinished_is_not_new(published: Path) -> None
     assert usage(node).missed == 0
 
 
+def test_what_an_earlier_run_left_unfinished_and_this_one_went_on_with_was_compiled(published: Path) -> None:
+    node = Node(published, layout=None)
+    node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
+    let_the_clock_move_in(node)
+    node.restore()
+    let_the_clock_move(node)
+    read_all(node)
+    node.tree.put("triton/HALF/k.llir", b"llir", age=0)
+
+    assert usage(node).components["triton"] == Usage(2, 2, misses=1, compiled=1)
+
+
 def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe of the job's, and what the job is writing about its shapes just now."""
     failing_to_read(monkeypatch, "/dynamo/", Unfinished("it changed while it was read"))
@@ -320,6 +385,23 @@ def test_a_list_that_is_changed_in_place_does_not_indicate_a_compiler(node: Node
     folder = next(node.tree.root.glob("triton/*/k.cubin")).parent
     (folder / "k.cubin").unlink()
     (folder / "__grp__k.json").write_bytes((folder / "__grp__k.json").read_bytes())
+
+    assert usage(node).missed == 0
+
+
+def test_a_kernel_that_is_being_compiled_over_a_restored_one_was_compiled(node: Node) -> None:
+    read_all(node)
+    folder = next(node.tree.root.glob("triton/*/k.cubin")).parent
+    (folder / "k.cubin").unlink()
+    node.tree.put(f"triton/{folder.name}/k.ttir", b"ttir", age=0)
+
+    assert usage(node).components["triton"] == Usage(1, 1, misses=1, compiled=1)
+
+
+def test_what_is_removed_while_the_root_is_read_was_not_compiled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_all(node)
+    path = node.tree.wrapper("three")
+    before_each_read(monkeypatch, lambda _: (node.tree.root / path).unlink(missing_ok=True))
 
     assert usage(node).missed == 0
 
@@ -344,6 +426,24 @@ def test_another_workers_links_make_nothing_new(published: Path) -> None:
         os.link(path, published / path.name)
 
     assert usage(node).components == {}
+
+
+@pytest.mark.parametrize("published", ["loose"], indirect=True)
+def test_what_was_linked_is_not_new_once_the_store_has_removed_its_link(node: Node) -> None:
+    """That, too, changes the file's time, as when gc collects what was withdrawn."""
+    shutil.rmtree(node.location / "blobs")
+
+    assert {path.stat().st_nlink for path in node.tree.root.glob("triton/*/k.cubin")} == {1}
+    assert usage(node).missed == 0
+
+
+@pytest.mark.parametrize("published", ["loose"], indirect=True)
+def test_a_link_is_known_where_the_filesystem_has_no_room_for_its_stamp(node: Node) -> None:
+    for path in node.tree.root.glob("triton/*/k.cubin"):
+        seconds = int(path.stat().st_mtime)
+        os.utime(path, (seconds, seconds))
+
+    assert usage(node).missed == 0
 
 
 @pytest.mark.parametrize("path", ["inductor/dynamo/code_state_job2_0_default.pkl", "cuda/3/7/4cf0818fcafde6"])
@@ -449,11 +549,26 @@ def test_the_files_tell_about_objects_in_a_graph_that_torch_cannot_cache(node: N
     assert (found.unused, found.missed) == ((), 1)
 
 
+def test_torch_knows_whether_a_graph_that_it_could_cache_hit(node: Node) -> None:
+    """Whoever has read its entry: torch reads one too if its guards do not hold then."""
+    read(node, "inductor/fxgraph/*/*/*")
+
+    assert usage_of(node.store, KEY, Counters(misses=1)).components["inductor"].hits == 0
+    assert usage_of(node.store, KEY, Counters(hits=5, misses=1, bypassed=1)).components["inductor"].hits == 5
+
+
 def test_torchs_counters_know_better(node: Node) -> None:
     found = usage_of(node.store, KEY, Counters(hits=5, misses=1))
 
     assert found.components["inductor"] == Usage(2, 5, misses=1, counted=True)
     assert found.missed == 1
+
+
+def test_the_files_tell_if_torch_has_counted_nothing(node: Node) -> None:
+    read(node, "inductor/fxgraph/*/*/*")
+
+    assert usage_of(node.store, KEY, Counters()) == usage(node)
+    assert usage(node).components["inductor"].hits == 2
 
 
 def test_counters_are_read_without_adding_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,5 +580,18 @@ def test_counters_are_read_without_adding_to_them(monkeypatch: pytest.MonkeyPatc
     assert list(counters) == ["inductor"] and len(counters["inductor"]) == 2
 
 
-def test_counters_that_were_set_back_count_from_there() -> None:
-    assert Counters(1, 0).since(Counters(7, 2)) == Counters(1, 0)
+def test_a_graph_and_its_aot_entry_are_one_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"inductor": Counter(fxgraph_cache_miss=1), "aot_autograd": Counter(autograd_cache_saved=2)}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+
+    assert Counters.now() == Counters(misses=2)
+
+
+@pytest.mark.parametrize("before", [Counters(7, 2), Counters(7, 0), Counters(0, 2)])
+def test_counters_that_were_set_back_count_from_there(before: Counters) -> None:
+    assert Counters(1, 1).since(before) == Counters(1, 1)
+
+
+def test_what_was_counted_before_does_not_count() -> None:
+    assert Counters(5, 3, 1).since(Counters(5, 3, 1)) == Counters()
+    assert Counters(5, 3, 2).since(Counters(4, 1, 1)) == Counters(1, 2, 1)

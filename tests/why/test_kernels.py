@@ -64,6 +64,20 @@ def test_code_that_only_moved_is_the_same() -> None:
     assert explain(tree(C={"source": code.format(line=7)}), stored) == (KernelReason.PLACE, "B", ())
 
 
+def test_the_same_code_under_other_options_is_not_the_same_kernel() -> None:
+    stored = tree(A={"num_warps": 8, "source": "x = 1"}, B={"num_warps": 4, "source": "x = 2"})
+
+    assert explain(tree(C={"num_warps": 4, "source": "x = 1"}), stored) == (KernelReason.CODE, "B", ())
+
+
+def test_of_kernels_that_are_equally_alike_the_first_by_its_path_is_compared() -> None:
+    assert explain(tree(C={"num_warps": 4}), tree(B={"num_warps": 2}, A={"num_warps": 1}))[1] == "A"
+
+
+def test_other_compilers_metadata_is_no_kernels() -> None:
+    assert explain_kernels(["tilelang/cache/params.json", f"triton/A/__grp__{NAME}.json"], [], {}.get) == []
+
+
 def test_without_code_nobody_can_tell_that_it_is_the_same() -> None:
     assert explain(tree(B={"num_warps": 4}), tree(A={"num_warps": 4}))[0] is KernelReason.CODE
 
