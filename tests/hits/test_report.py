@@ -35,6 +35,12 @@ def test_a_job_fails_for_nothing_that_is_not_certain(found: UsageReport) -> None
     assert not found.has_failed
 
 
+@pytest.mark.parametrize("other", [HIT, UNKNOWN, Usage(misses=1, compiled=8)])
+def test_a_component_is_not_called_unused_where_another_may_have_made_it_unneeded(other: Usage) -> None:
+    assert report(inductor=other, triton=UNUSED).unused == ()
+    assert report(triton=UNUSED).unused == ("triton",)
+
+
 def test_that_nobody_can_tell_is_said_to_a_job_that_requires_hits() -> None:
     doubt = f"{KEY} was expected to hit, but it is not known whether it did: {WHY}"
 
