@@ -476,6 +476,37 @@ def test_other_software_is_named_on_both_sides(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_software_is_compared_with_that_of_a_builder_with_this_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu, torch in (("another-gpu", "2.11.0"), (GPU, "2.12.1"), ("yet-another-gpu", "2.10.0")):
+        environment(monkeypatch, torch=torch)
+        builder = Node(tmp_path, gpu, gpu=gpu, environment=None)
+        builder.tree.graph()
+        builder.commit()
+    environment(monkeypatch)
+
+    found = checks(Node(tmp_path, environment=None).store)
+    assert found["environment"].found.startswith("compiled with torch 2.12.1; this worker has torch 2.13.0")
+    assert found["GPU"].verdict is Verdict.OK
+
+
+def test_what_others_have_published_beside_it_is_no_trouble(published: Node) -> None:
+    for setting in ({"gpu": "another-gpu"}, {"environment": "another"}):
+        other = Node(published.location.parent, "other", **setting)
+        other.tree.graph()
+        other.commit()
+
+    assert worst(published.store) == {}
+
+
+def test_components_that_only_others_have_are_not_missed(published: Node) -> None:
+    here = published.location.parent
+
+    found = worst(Node(here, "elsewhere", environment="another", components=("inductor",)).store)
+    assert found.keys() == {"environment"}
+
+
 def test_what_another_environment_had_and_was_forgotten_is_nothing_to_restore(published: Node) -> None:
     published.store.forget(KEY)
 
@@ -726,7 +757,10 @@ def test_variables_that_change_keys_are_compared_with_the_builders(published: No
     environ = {"CI": "true", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
 
-    assert found.keys() == {"CI", "TORCHINDUCTOR_MAX_AUTOTUNE"}
+    assert {name: check.verdict for name, check in found.items()} == {
+        "CI": Verdict.BAD,
+        "TORCHINDUCTOR_MAX_AUTOTUNE": Verdict.BAD,
+    }
     assert found["CI"].found == "not set where it was compiled, true here"
     assert "AOT entries" in found["CI"].advice
 
@@ -799,6 +833,40 @@ def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node, mon
 
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
     assert found["CPU threads"].verdict is Verdict.WARNING
+
+
+def test_where_hosts_have_other_processors_only_what_sets_threads_is_about_them(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(99)))
+
+    assert worst(Node(published.location.parent, "builder", environ={"CI": "true"}).store).keys() == {"CI"}
+
+
+def test_what_concerns_only_code_for_the_cpu_keeps_the_cpu_from_hitting(tmp_path: Path) -> None:
+    for gpu, verdict in (("cpu-test", Verdict.BAD), (GPU, Verdict.WARNING)):
+        builder = Node(tmp_path, gpu, gpu=gpu)
+        builder.tree.graph()
+        builder.commit()
+        here = Node(tmp_path, gpu, gpu=gpu, environ={"ATEN_CPU_CAPABILITY": "avx2"})
+        assert worst(here.store)["ATEN_CPU_CAPABILITY"].verdict is verdict
+
+
+def test_key_variables_that_agree_are_named(tmp_path: Path) -> None:
+    builder = Node(tmp_path, environ={"CXX": "clang++", "CI": "true"})
+    assert checks(builder.store, "")["CI"].found == "it is true"
+    builder.tree.graph()
+    builder.commit()
+
+    assert checks(builder.store)["key variables"].found == "CI, CXX"
+
+
+def test_graphs_with_frozen_parameters_are_not_cached(published: Node) -> None:
+    environ = {"TORCHINDUCTOR_FREEZING": "1"}
+
+    found = list(examine(Node(published.location.parent, "builder", environ=environ).store, KEY))
+    (check,) = (check for check in found if "caches no graph whose parameters it freezes" in check.found)
+    assert (check.name, check.verdict) == ("TORCHINDUCTOR_FREEZING", Verdict.WARNING)
 
 
 def test_triton_reads_on_and_1_alike(tmp_path: Path) -> None:
@@ -954,6 +1022,16 @@ def test_torch_imported_too_early_is_bad(published: Node, monkeypatch: pytest.Mo
     assert found["inductor"].verdict is Verdict.BAD
 
 
+def test_torch_may_be_imported_early_where_the_user_has_placed_its_cache(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "mine")}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert found["inductor"].verdict is Verdict.WARNING
+
+
 def test_a_default_of_torchs_that_was_inherited_is_no_trouble(published: Node) -> None:
     environ = {"TORCHINDUCTOR_CACHE_DIR": default_folder(load_table()["inductor"])}
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
@@ -1083,9 +1161,12 @@ def test_a_small_store_with_room_for_a_commit_is_not_called_full(
     assert says in worst(published.store)["store space"].advice
 
 
-def test_few_watches_make_live_commits_slower(published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "watches").write_text("100\n")
-    monkeypatch.setattr("kstore.doctor.node._WATCHES", str(tmp_path / "watches"))
+@pytest.mark.parametrize(("limit", "few"), [("_WATCHES", "100\n"), ("_INSTANCES", "0\n"), ("_WATCHES", "none")])
+def test_few_watches_make_live_commits_slower(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, few: str
+) -> None:
+    (tmp_path / "limit").write_text(few)
+    monkeypatch.setattr(f"kstore.doctor.node.{limit}", str(tmp_path / "limit"))
 
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
 
