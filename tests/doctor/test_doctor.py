@@ -491,20 +491,26 @@ def test_software_is_compared_with_that_of_a_builder_with_this_gpu(
     assert found["GPU"].verdict is Verdict.OK
 
 
-def test_what_others_have_published_beside_it_is_no_trouble(published: Node) -> None:
-    for setting in ({"gpu": "another-gpu"}, {"environment": "another"}):
-        other = Node(published.location.parent, "other", **setting)
-        other.tree.graph()
-        other.commit()
+@pytest.mark.parametrize("setting", [{"gpu": "another-gpu"}, {"environment": "another"}])
+def test_what_others_have_published_beside_it_is_no_trouble(published: Node, setting: dict[str, str]) -> None:
+    other = Node(published.location.parent, "other", **setting)
+    other.tree.graph()
+    other.commit()
 
     assert worst(published.store) == {}
 
 
-def test_components_that_only_others_have_are_not_missed(published: Node) -> None:
-    here = published.location.parent
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_what_only_others_have_is_neither_missed_nor_looked_for(published: Node, is_forgotten: bool) -> None:
+    here = Node(published.location.parent, "elsewhere", environment="another", components=("inductor",))
+    if is_forgotten:
+        here.tree.graph("fown")
+        here.commit()
+        here.store.forget(KEY)
+    for entry in published.published().values():
+        next(published.location.glob(f"blobs/*/{entry.digest.hex()}")).unlink()
 
-    found = worst(Node(here, "elsewhere", environment="another", components=("inductor",)).store)
-    assert found.keys() == {"environment"}
+    assert worst(here.store).keys() == ({"generation"} if is_forgotten else {"environment"})
 
 
 def test_what_another_environment_had_and_was_forgotten_is_nothing_to_restore(published: Node) -> None:
