@@ -67,6 +67,13 @@ def test_a_graph_and_its_aot_entry_are_explained_once() -> None:
     assert len(explain([(FX2, [fresh]), (AOT, [graph(AOT, x="2")])], [stored])) == 1
 
 
+def test_of_an_aot_entry_only_the_graph_that_is_new_is_explained() -> None:
+    forward, backward = graph(AOT, "forward"), graph(AOT, "backward", x="2")
+    (found,) = explain([(AOT, [forward, backward])], [graph(FX, "forward"), graph(FX2, "backward", x="1")])
+
+    assert (found.reason, found.closest, found.differences) == (Reason.DIFFERS, FX2, (Difference("x", "1", "2"),))
+
+
 def test_without_stored_graphs_there_is_nothing_to_compare() -> None:
     assert only(graph()).reason is Reason.NOTHING
 
@@ -79,3 +86,8 @@ def test_code_is_shown_by_the_lines_that_differ() -> None:
     difference = Difference("gm", "a\nsame\nb\n", "a\nsame\nc\n")
 
     assert code_difference(difference) == ["-b", "+c"]
+
+
+def test_code_that_only_one_graph_has_is_shown() -> None:
+    assert code_difference(Difference("gm", None, "a\n")) == ["+a"]
+    assert code_difference(Difference("gm", "a\n", None)) == ["-a"]

@@ -37,8 +37,12 @@ def test_code_has_many_lines_and_values_may_be_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["{'a': 0x" + "f" * 9999 + "}", "{" * 9999, "{" + "-" * 60000 + "1: 2}", "{[]: 1}", "{'a': " + "1+" * 9999]
-)
+    "value",
+    [
+        "{'a': 0x" + "f" * 9999 + "}", "{" * 9999, "{" + "-" * 60000 + "1: 2}", "{[]: 1}", "{'a': " + "1+" * 9999,
+        "{1, 2}",
+    ],
+)  # fmt: skip
 def test_values_that_are_not_dictionaries_are_taken_as_they_are(value: str) -> None:
     (graph,) = read_graphs("x", pickle.dumps([line("gm", ""), line("system_info[version]", value)]))
 
