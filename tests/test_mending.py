@@ -225,6 +225,21 @@ def test_it_is_put_back_in_a_key_that_grew_from_it_though_its_file_looks_untouch
     assert kernels(third) == kernels(node)
 
 
+def test_it_is_put_back_although_the_generation_that_the_root_grew_from_is_relied_upon(tmp_path: Path) -> None:
+    """That one had it too, and has something else that the commit brings and the newest generation lacks."""
+    node, rival, third = (Node(tmp_path, name) for name in ("node", "rival", "third"))
+    wrapper, other = node.tree.wrapper("both have it"), node.tree.wrapper("only in the first generation")
+    node.commit()
+    node.store.forget(KEY)
+    rival.tree.wrapper("both have it")
+    assert rival.commit().generation == 3
+    set_aside_blob(node.store.storage.backend, node.published()[wrapper].digest)
+    copy = node.tree.put("inductor/ab/copy.py", node.tree.read(other))
+    assert node.commit().new_blobs == 2  # what was lost, and the manifest
+    assert third.restore().skipped == ()
+    assert {path for path in (wrapper, copy) if third.tree.has(path)} == {wrapper, copy}
+
+
 def test_a_damaged_blob_is_not_relied_upon_by_a_worker_that_has_not_seen_the_damage(
     damaged: Node, tmp_path: Path
 ) -> None:

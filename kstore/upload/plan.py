@@ -56,7 +56,7 @@ def plan_upload(reliance: Reliance, sizes: Mapping[bytes, int], lost: Set[bytes]
     held, unsure = storage.blobs.digests_in, lost | reliance.missed
     known = kept_by(theirs) - lost | held(reliance.own + reliance.ahead)
     beside, packs = _known_beside(reliance, _without(sizes, known | lost))
-    known |= beside
+    known |= beside - lost
     wanted, altered = _without_loose(reliance, _without(sizes, known), unsure)
     may_be_below = wanted if may_lean(storage, theirs) else {}
     seems_packed = held(newest.packs) & unsure if newest and unsure else set[bytes]()
