@@ -84,8 +84,8 @@ class Newest:
         self._base = base
         self.taken = 0
         """The highest number that is known to be taken, listed or not."""
-        self._followed = {base.ref.manifest: base.data} if base else {}
-        """A manifest that the next one may follow on."""
+        self._followed = dict[bytes, bytes]()
+        """The manifest that the last one followed on, as the store has it: the next one may follow on it too."""
         self._packs: set[str] = set()
         """Packs that were there at an earlier attempt: the next generation names most of them too."""
 

@@ -16,11 +16,12 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import PackReader
 from kstore.condemned import Condemned, write_lists
-from kstore.damaged import damaged_blobs
+from kstore.damaged import damaged_blobs, set_aside_blob
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
 from kstore.operations.repair import Repair
+from kstore.operations.theirs import Newest
 from kstore.published import delta
 from kstore.published.delta import difference, follow, read_manifest
 from kstore.published.manifest import Flag, Manifest
@@ -194,17 +195,30 @@ def test_the_manifest_that_others_follow_on_is_read_once(filled: Node, monkeypat
     assert asked == [ref.delta.digest]
 
 
-def test_a_commit_upon_another_workers_reads_only_what_that_one_has_added(
-    filled: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_that_lost_a_race_reads_only_what_the_winner_has_added(
+    filled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Node(tmp_path, "other", layout=None)
-    other.restore()
-    added = grow(filled, "two").delta
-    other.tree.kernel("three")
+    newest = Newest(filled.store.storage, grow(filled, "two").scope, None)
+    newest.theirs()
+    added = grow(filled, "three").delta
     asked = note_fetched(monkeypatch)
-    assert other.commit().generation == 3
+    assert newest.theirs().generation == 3
     assert added
     assert asked == [added.digest]
+
+
+def test_a_commit_with_nothing_new_notices_that_the_manifest_which_others_follow_on_is_lost(
+    filled: Node, tmp_path: Path
+) -> None:
+    """Though it has that manifest itself, since its root grew from it: nobody else could restore anything."""
+    other = Node(tmp_path, "other", layout=None)
+    other.restore()
+    grow(filled, "two")
+    set_aside_blob(other.store.storage.backend, whole_manifest(filled)[0])
+    for pack in filled.store.storage.blobs.packs():
+        (filled.location / pack_name(pack)).unlink()
+    assert other.commit().generation == 3
+    assert restored(tmp_path, "third") == kernels(other)
 
 
 def test_what_has_changed_too_much_is_stored_whole_again(filled: Node, tmp_path: Path) -> None:
