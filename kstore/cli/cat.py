@@ -56,8 +56,8 @@ def _show(output: Output, artifact: Artifact, data: bytes) -> None:
         raise UsageError(
             f"{artifact.path} is binary, {size(len(data))}: not printed on a terminal; write it to a file with > FILE"
         )
-    text = data.decode()
-    output.line(text.removesuffix("\n").expandtabs())
+    for line in data.decode().removesuffix("\n").split("\n"):
+        output.line(line.expandtabs())
 
 
 def _describe(artifact: Artifact, data: bytes) -> dict[str, object]:

@@ -50,7 +50,7 @@ class Output:
 
     def line(self, text: str = "", color: str = "") -> None:
         """Data for people: what was requested. Coloured only on a terminal, and not with NO_COLOR."""
-        text = printable(text)
+        text = in_line(text)
         with writing_stdout():
             click.echo(click.style(text, fg=color) if color and not os.environ.get("NO_COLOR") else text)
 
@@ -103,7 +103,8 @@ class Output:
     def unexpected(self, error: Exception) -> None:
         """Report an unforeseen failure, most likely an operating system's error."""
         if self.verbosity > 0:
-            self._talk("".join(traceback.format_exception(error)).rstrip())
+            for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+                self._talk(line)
         hint = "" if self.verbosity > 0 else "; -v shows where"
         self.error(error, f"{type(error).__name__}: {error}{hint}")
 
@@ -122,7 +123,7 @@ class Output:
     def log(self) -> None:
         """Send the library's log to stderr, as much of it as was requested."""
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(f"{PREFIX}%(message)s"))
+        handler.setFormatter(_Formatter())
         logger = logging.getLogger("kstore")
         logger.handlers = [handler]
         logger.setLevel(_LEVELS.get(self.verbosity, logging.DEBUG))
@@ -130,7 +131,17 @@ class Output:
     def _talk(self, text: str) -> None:
         """Print talk. If nobody listens, that is no reason to fail."""
         with suppress(OSError):
-            click.echo("\n".join(f"{PREFIX}{printable(line)}" for line in text.split("\n")), err=True)
+            click.echo(f"{PREFIX}{in_line(text)}", err=True)
+
+
+class _Formatter(logging.Formatter):
+    """Formats the library's log as talk."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return f"{PREFIX}{in_line(record.message)}"
+
+    def formatException(self, ei: Any) -> str:
+        return printable(super().formatException(ei))
 
 
 def _as_json(content: Any) -> Any:

@@ -62,6 +62,12 @@ def test_a_terminal_gets_text_that_cannot_steer_it(cli: Cli, kernel: str) -> Non
     assert "\x1b" not in out and "\u202e" not in out
 
 
+def test_a_terminal_gets_the_lines_of_a_text(cli: Cli) -> None:
+    commit(cli, "my/v1", lambda tree: tree.put("inductor/ab/cone.py", b"\tone\n\n\ttwo\n"))
+
+    assert on_terminal("cat", "my/v1", "cone.py").split("\r\n") == ["        one", "", "        two", ""]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import subprocess
@@ -55,6 +56,44 @@ def test_an_unforeseen_error_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPat
 
     assert (result.code, result.out) == (1, "")
     assert result.err == "kstore: ZeroDivisionError: by nothing; -v shows where\n"
+
+
+@pytest.mark.parametrize("options", [(), ("-v",)])
+@pytest.mark.parametrize("kind", [IntegrityError, ZeroDivisionError])
+def test_text_of_others_in_an_error_cannot_forge_a_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], options: tuple[str, ...]
+) -> None:
+    fail_with(monkeypatch, kind("a file called x\nkstore: all is \x1b[32mwell"))
+    lines = cli("restore", "my/v1", *options).err.splitlines()
+
+    assert lines[-1].startswith(
+        ("kstore: a file called x\ufffdkstore: ", "kstore: ZeroDivisionError: a file called x\ufffd")
+    )
+    assert all(line.startswith("kstore: ") and "\x1b" not in line for line in lines)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("because\n\x1b[2J")])
+def test_text_of_others_in_the_log_cannot_forge_a_line(
+    capsys: pytest.CaptureFixture[str], error: Exception | None
+) -> None:
+    with logging_kept():
+        Output().log()
+        logging.getLogger("kstore.x").warning("left out: %s", "x\nkstore: all is \x1b[32mwell", exc_info=error)
+    first, *others = capsys.readouterr().err.splitlines()
+
+    assert first == "kstore: left out: x\ufffdkstore: all is \ufffd[32mwell"
+    assert bool(others) == bool(error) and not any("\x1b" in line for line in others)
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """Afterwards the library's log goes where it went before."""
+    logger = logging.getLogger("kstore")
+    before = logger.handlers, logger.level
+    try:
+        yield
+    finally:
+        logger.handlers, logger.level = before
 
 
 def test_verbose_shows_where_an_unforeseen_error_came_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

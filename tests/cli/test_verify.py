@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from kstore.blobs.loose import blob_name
+from kstore.digest import digest_of
 from tests.cli.commandline import Cli
+from tests.cli.test_diff import HOSTILE, commit
 from tests.cli.test_hidden_keys import raising
 
 
@@ -36,6 +39,15 @@ def test_damage_is_named_with_the_keys_it_touches(cli: Cli) -> None:
     assert "my/v2" not in result.out
     assert "3 of 4 blobs of 2 generations" in result.out
     assert "kstore verify --repair" in result.err
+
+
+def test_a_name_that_is_lost_cannot_forge_a_line(cli: Cli) -> None:
+    commit(cli, "my/v1", lambda tree: tree.put(f"inductor/{HOSTILE}.py", b"x"))
+    (cli.store / blob_name(digest_of(b"x"))).unlink()
+    lines = cli("verify").out.splitlines()
+
+    assert any("has lost inductor/evil" in line for line in lines)
+    assert not any(line.startswith("- forged") for line in lines)
 
 
 def test_after_a_repair_the_next_commit_puts_it_back(cli: Cli) -> None:
