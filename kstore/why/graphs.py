@@ -70,7 +70,8 @@ def _strings(data: bytes) -> Iterator[str]:
 def _flat(name: str, digest: str, value: str) -> dict[str, Attribute]:
     """An attribute under the name that people know: `inductor_config.max_autotune`, `system_info.version.triton`."""
     name = name.replace("[", ".").replace("]", "")
-    return _members(name, value) or {name: Attribute(digest, value)}
+    members = _members(name, value) if name != CODE else {}
+    return members or {name: Attribute(digest, value)}
 
 
 def _members(name: str, value: str) -> dict[str, Attribute]:

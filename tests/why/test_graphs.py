@@ -49,6 +49,12 @@ def test_values_that_are_not_dictionaries_are_taken_as_they_are(value: str) -> N
     assert graph.attributes["system_info.version"].text == value
 
 
+def test_code_that_looks_like_a_dictionary_is_code() -> None:
+    (graph,) = read_graphs("x", pickle.dumps([line("gm", "{'a': 1}")]))
+
+    assert graph.attributes == {CODE: Attribute(digest("{'a': 1}"), "{'a': 1}")}
+
+
 class Bomb:
     """An object that makes a file when it is loaded."""
 
