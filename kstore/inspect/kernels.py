@@ -33,7 +33,7 @@ _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 _JITTED = re.compile(r"^@triton\.jit\s*\ndef (\w+)\(", re.MULTILINE)
 # A statement is followed by " loc(#loc7)" or " loc("x"(#loc))"; lines below say "#loc7 = loc("kernel.py":12:0)".
 _PLACE = re.compile(rb" loc\((?:#loc\d*|\"[^\"\n]*\"\(#loc\d*\))\)")
-_PLACES = re.compile(rb"#loc[^\n]*\n")
+_PLACES = re.compile(rb"#loc[^\n]*\n?")
 _QUOTES = "'''"
 _MAX_ARGUMENTS = 64 << 10
 _BINDINGS = b"// Python bindings to call"
@@ -69,10 +69,13 @@ def definitions(text: str) -> Iterator[Definition]:
     found = _DEFINITION.search(text)
     while found:
         start = text.find(_QUOTES, found.end(), found.end() + _MAX_ARGUMENTS)
-        end = text.find(_QUOTES, start + len(_QUOTES)) if start >= 0 else -1
-        if end >= 0:
+        end = found.end()
+        if start >= 0:
+            end = text.find(_QUOTES, start + len(_QUOTES))
+            if end < 0:
+                return  # The text is cut short.
             yield Definition(found[1], source_digest(text[start + len(_QUOTES) : end].encode(errors="replace")))
-        found = _DEFINITION.search(text, max(end, found.end()))
+        found = _DEFINITION.search(text, end)
 
 
 def jitted_name(text: str) -> str:

@@ -77,6 +77,18 @@ def test_a_module_cut_short_has_no_kernels(text: str) -> None:
     assert list(definitions(text)) == []
 
 
+def test_of_a_module_cut_short_the_kernels_before_the_cut_are_found() -> None:
+    cut = MODULE[: MODULE.rindex("'''")]
+
+    assert [kernel.name for kernel in definitions(cut)] == ["cpp_fused_add_0"]
+
+
+def test_a_definition_without_a_source_hides_no_other() -> None:
+    text = "first = async_compile.triton(name)\n" + " " * 100_000 + MODULE
+
+    assert [kernel.name for kernel in definitions(text)] == ["cpp_fused_add_0", "triton_poi_fused_mul_1"]
+
+
 def test_a_module_of_one_kernel_is_named_after_it() -> None:
     assert jitted_name("@triton.jit\ndef triton_red_fused_sum_7(in_ptr0):\n    pass\n") == "triton_red_fused_sum_7"
     assert jitted_name("def call(args):\n    pass\n") == ""
@@ -89,3 +101,13 @@ def test_lines_and_paths_are_no_part_of_the_code() -> None:
     assert one != other
     assert code_digest(one) == code_digest(other)
     assert code_digest(one) != code_digest(one.replace(b"add", b"sub"))
+
+
+def test_the_place_in_a_last_line_without_its_end_is_no_part_of_the_code() -> None:
+    one = b'module {\n}\n#loc1 = loc("/a/k.py":12:0)'
+
+    assert code_digest(one) == code_digest(one.replace(b":12:", b":99:")) == code_digest(one + b"\n")
+
+
+def test_code_full_of_places_without_an_end_of_line_is_read_in_one_go() -> None:
+    assert code_digest(b" loc(#loc" * 200_000) == code_digest(b" loc(#loc")
