@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kstore.stats.totals import COUNTED, NEWEST, SLOWEST, Sample, Totals, load_totals, sum_of
+from kstore.report import RestoreStatus
+from kstore.stats.totals import COUNTED, NEWEST, SLOWEST, Sample, Timing, Totals, load_totals, sum_of
 from tests.stats.stores import sample
 
 SAMPLES = st.lists(
@@ -51,6 +52,30 @@ def test_no_more_than_a_few_reports_are_kept(samples: list[Sample]) -> None:
 def test_hits_are_restores_of_the_key_itself() -> None:
     totals = totals_of([sample("restored"), sample("current"), sample("seeded"), sample("miss")])
     assert (totals.hits, totals.restores, totals.misses) == (2, 4, 1)
+
+
+def test_restores_that_ended_alike_have_a_shortest_a_longest_and_a_mean() -> None:
+    totals = totals_of([sample(seconds=2.0), sample("current", 9.0), sample(seconds=0.25), sample(seconds=0.75)])
+
+    assert totals.timing(RestoreStatus.RESTORED) == Timing(3, 3.0, 0.25, 2.0)
+    assert totals.timing(RestoreStatus.RESTORED).mean == 1.0
+
+
+def test_where_none_ended_so_there_are_no_times() -> None:
+    totals = totals_of([sample(seconds=2.0)])
+    totals.add(Totals(timings={RestoreStatus.SEEDED: Timing(), RestoreStatus.RESTORED: Timing()}))
+
+    assert totals.timing(RestoreStatus.RESTORED) == Timing(1, 2.0, 2.0, 2.0)
+    for status in (RestoreStatus.SEEDED, RestoreStatus.CURRENT):
+        assert (totals.timing(status), totals.timing(status).mean) == (Timing(0, 0.0, 0.0, 0.0), 0.0)
+
+
+def test_the_first_and_the_last_restore_are_known() -> None:
+    empty, totals = Totals(), totals_of([sample(at=30.0), sample(at=10.0), sample(at=20.0)])
+    totals.add(empty)
+
+    assert (totals.since, totals.last) == (10.0, 30.0)
+    assert (empty.since, empty.last) == (0.0, 0.0)
 
 
 def test_a_miss_is_no_slow_restore() -> None:

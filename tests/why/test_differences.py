@@ -82,6 +82,19 @@ def test_an_entry_that_says_nothing_is_named() -> None:
     assert explain([(FX, [])], [graph()]) == [Explanation(FX, Reason.UNREADABLE)]
 
 
+def test_an_entry_that_says_nothing_hides_no_other() -> None:
+    found = explain([(FX, []), (FX2, [graph(FX2, x="2")])], [graph(x="1")])
+
+    assert [(each.path, each.reason) for each in found] == [(FX, Reason.UNREADABLE), (FX2, Reason.DIFFERS)]
+
+
+def test_of_an_entry_with_a_stored_graph_and_a_new_one_the_new_one_is_explained() -> None:
+    stored, new = graph(AOT, "forward"), graph(AOT, "backward")
+    (found,) = explain([(AOT, [stored, new])], [graph(FX, "forward")])
+
+    assert found == Explanation(AOT, Reason.NEW_CODE, FX, (Difference("gm", "forward", "backward"),))
+
+
 def test_code_is_shown_by_the_lines_that_differ() -> None:
     difference = Difference("gm", "a\nsame\nb\n", "a\nsame\nc\n")
 

@@ -39,10 +39,14 @@ def test_code_has_many_lines_and_values_may_be_anything() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "{'a': 0x" + "f" * 9999 + "}", "{" * 9999, "{" + "-" * 60000 + "1: 2}", "{[]: 1}", "{'a': " + "1+" * 9999,
+        "{'a': 0x" + "f" * 9999 + "}",
+        "{" * 9999,
+        "{" + "-" * 60000 + "1: 2}",
+        "{[]: 1}",
+        "{'a': " + "1+" * 9999,
         "{1, 2}",
     ],
-)  # fmt: skip
+)
 def test_values_that_are_not_dictionaries_are_taken_as_they_are(value: str) -> None:
     (graph,) = read_graphs("x", pickle.dumps([line("gm", ""), line("system_info[version]", value)]))
 
@@ -53,6 +57,13 @@ def test_code_that_looks_like_a_dictionary_is_code() -> None:
     (graph,) = read_graphs("x", pickle.dumps([line("gm", "{'a': 1}")]))
 
     assert graph.attributes == {CODE: Attribute(digest("{'a': 1}"), "{'a': 1}")}
+
+
+def test_a_dictionary_of_a_size_that_torch_never_writes_is_not_taken_apart() -> None:
+    value = str({"a": "x" * 100_000})
+    (graph,) = read_graphs("x", pickle.dumps([line("gm", ""), line("system_info[version]", value)]))
+
+    assert graph.attributes["system_info.version"].text == value
 
 
 class Bomb:
