@@ -9,7 +9,7 @@ import pytest
 
 from kstore.environment import Host
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli, on_terminal
-from tests.inspect.caches import put_cpp, put_kernel, put_module
+from tests.inspect.caches import put_choice, put_cpp, put_kernel, put_module
 from tests.trees import Tree, shared_object
 
 HOSTILE = "evil\x1b[31mred\n- forged line\u202e"
@@ -387,3 +387,12 @@ def test_names_and_bytes_cannot_steer_the_terminal(
     assert "\x1b" not in out and "\u202e" not in out
     if not arguments or arguments == ("--name-only",):
         assert "\n- forged line" not in out
+
+
+def test_a_choice_that_is_new_cannot_forge_a_line(cli: Cli) -> None:
+    commit(cli, "my/v1", lambda tree: put_choice(tree, "one"))
+    commit(cli, "my/v2", lambda tree: put_choice(tree, "two", **{"x\n- y": 1}))
+    lines = cli("diff", "my/v1", "my/v2").out.splitlines()
+
+    assert any("x\ufffd- y 1" in line for line in lines)
+    assert not any(line.startswith("- y") for line in lines)
