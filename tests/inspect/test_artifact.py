@@ -68,6 +68,13 @@ def test_only_a_few_of_very_many_are_named(one: One) -> None:
         find_artifact(one.side(), "triton_add.ptx")
 
 
+def test_as_many_as_fit_are_all_named(one: One) -> None:
+    for warps in range(1, 9):
+        put_kernel(one.tree, "triton_add", num_warps=warps)
+    with pytest.raises(UsageError, match=r"(triton/\S+, ){7}triton/\S+ in model/v1@1"):
+        find_artifact(one.side(), "triton_add.ptx")
+
+
 @pytest.mark.parametrize("text", ["", "nothing.ptx", "../../etc/passwd", "\0"])
 def test_what_is_not_there_is_a_miss(one: One, text: str) -> None:
     put_kernel(one.tree, "triton_add")
@@ -118,6 +125,11 @@ def test_a_local_file_that_changed_since_it_was_scanned_is_not_taken_for_it(one:
 
 def test_json_is_laid_out_by_lines() -> None:
     assert text_of("a.json", b'{"b": 1, "a": [2]}') == '{\n "a": [\n  2\n ],\n "b": 1\n}\n'
+
+
+def test_json_keeps_letters_of_every_language_and_other_text_its_layout() -> None:
+    assert text_of("x/one.json", '{"ä": "中"}'.encode()) == '{\n "ä": "中"\n}\n'
+    assert text_of("x/one.py", b'{"a": 1}') == '{"a": 1}'
 
 
 @pytest.mark.parametrize("data", [b"{", b"[" * 100_000])
