@@ -135,7 +135,8 @@ def _artifacts(files: Files, hosts: Mapping[str, Files]) -> tuple[Artifact, ...]
 
 def _published_facts(scope: Scope, manifest: Manifest) -> dict[str, str]:
     meta = manifest.meta
-    facts = {"GPU": scope.gpu, "environment": scope.environment} | _texts(meta.get("environment"))
+    certain = {"GPU": scope.gpu, "environment": scope.environment}
+    facts = certain | _texts(meta.get("environment")) | certain
     facts |= {f"host {name}": value for name, value in _texts(meta.get("host")).items()}
     if manifest.hosts:
         facts[HOSTS] = " ".join(sorted(manifest.hosts))

@@ -368,6 +368,7 @@ def test_it_can_be_written_as_json(two: Two) -> None:
     [
         {},
         {"environment": [], "host": 7, "cache_root": None},
+        {"environment": {"GPU": "another", "environment": "another"}},
         {"environment": {"torch": {"a": []}, "cuda": "x" * 100_000}, "cache_root": {"a": "b"}, "folders": "none"},
     ],
 )
@@ -376,6 +377,13 @@ def test_facts_that_anybody_may_have_written_are_taken_with_care(meta: dict[str,
 
     assert {"GPU": "gpu", "environment": "torch"}.items() <= facts.items()
     assert max(map(len, facts.values())) <= 4096
+
+
+def test_what_is_known_about_one_side_alone_is_no_difference() -> None:
+    left = Side("m@1", Scope("gpu", "m", "torch"), 1, (), {"cuda": "12", "torch": "2"}, lambda sizes: iter(()))
+    right = replace(left, facts={"torch": "3", "triton": "3"})
+
+    assert compare_sides(left, right).facts == (Field("torch", "2", "3"),)
 
 
 def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None:
