@@ -396,3 +396,20 @@ def test_a_choice_that_is_new_cannot_forge_a_line(cli: Cli) -> None:
 
     assert any("x\ufffd- y 1" in line for line in lines)
     assert not any(line.startswith("- y") for line in lines)
+
+
+LIST = " ".join(f"feature{number}" for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "told"),
+    [
+        (f"old {LIST}", f"{LIST} new", "features -(old) +(new)"),
+        (f"one two {LIST}", f"two one {LIST}", "features the same words in another order"),
+    ],
+)
+def test_of_long_lists_the_words_that_differ_are_shown(cli: Cli, left: str, right: str, told: str) -> None:
+    commit(cli, "my/v1", lambda tree: put_choice(tree, "one", features=left))
+    commit(cli, "my/v2", lambda tree: put_choice(tree, "one", features=right))
+
+    assert f" {told}\n" in cli("diff", "my/v1", "my/v2").out
