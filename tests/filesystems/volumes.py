@@ -43,7 +43,7 @@ class Volumes:
             pytest.skip("mounting needs root")
         target.mkdir(parents=True)
         _run("mount", *arguments, target)
-        self.finalizers.callback(_run, "umount", target)
+        self.finalizers.callback(_unmount, target)
         return target
 
     def on_loop(self, size: int, program: str, *options: str, mount_options: str = "noatime") -> Path:
@@ -112,7 +112,7 @@ def corrupt(file: Path) -> None:
         pytest.skip("debugfs is not installed")
     (volume,) = (folder for folder in file.parents if os.path.ismount(folder) and folder.name.startswith("volume"))
     image, record = volume.with_name(volume.name.replace("volume", "image")), file.stat().st_ino
-    _run("umount", volume)
+    _unmount(volume)
     _run("debugfs", "-w", "-R", f"set_inode_field <{record}> checksum 0x1234", image)
     _run("mount", "-o", "loop,noatime", image, volume)
 
@@ -147,10 +147,20 @@ def make_room(filler: Path) -> None:
         time.sleep(0.1)
 
 
+def _unmount(volume: Path) -> None:
+    """Unmount, once nothing goes on there: a thread may still look for something ahead, for which nobody waits."""
+    until = time.monotonic() + 30
+    while (done := _execute("umount", volume)).returncode:
+        if "busy" not in done.stderr or time.monotonic() > until:
+            raise RuntimeError(f"umount {volume}: {done.stderr.strip()}")
+        time.sleep(0.1)
+
+
 def _run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    done = _execute(*command)
     if done.returncode:
-        what = f"{' '.join(map(str, command[:4]))}: {done.stderr.strip()}"
-        if command[0] == "umount":
-            raise RuntimeError(what)
-        pytest.skip(f"cannot be made here: {what}")
+        pytest.skip(f"cannot be made here: {' '.join(map(str, command[:4]))}: {done.stderr.strip()}")
+
+
+def _execute(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
