@@ -101,8 +101,8 @@ def _print(output: Output, artifacts: list[Artifact], placed: Iterator[tuple[Art
 
 def _row(artifact: Artifact, place: Place) -> list[str]:
     path, host, entry = artifact
-    names = in_line(shorten(host or _ANY_HOST, _SHOWN)), shorten(entry.digest.hex(), _SHOWN)
-    return [in_line(path), size(entry.size), place, *names]
+    names = shorten(host or _ANY_HOST, _SHOWN), shorten(entry.digest.hex(), _SHOWN)
+    return [path, size(entry.size), place, *names]
 
 
 def _aligned(cells: list[str], widths: list[int]) -> str:

@@ -11,7 +11,7 @@ from kstore.errors import IntegrityError, KstoreError, MissError
 from kstore.published.layers import unforgotten
 from kstore.report import CommitReport, CommitStatus, Count, RestoreReport, RestoreStatus
 from kstore.scope import choices
-from kstore.words import amount, command_line, duration, files, in_line, plural, size
+from kstore.words import amount, command_line, duration, files, plural, size
 
 if TYPE_CHECKING:
     from kstore.hits import Usage, UsageReport
@@ -173,6 +173,6 @@ def tell_left_out(output: Output, named: Sequence[str], most: int = _SHOWN) -> N
     """Name what was left out: no more than that many, or all with --verbose."""
     shown, more = output.some(named, most)
     for name in shown:
-        output.warn(f"left out {in_line(name)}")
+        output.warn(f"left out {name}")
     if more:
         output.warn(f"left out {more} more; -v names them")

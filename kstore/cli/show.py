@@ -11,7 +11,7 @@ import click
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
 from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable
-from kstore.words import files, in_line, moment, shorten, size
+from kstore.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
     from kstore.cli.output import Output
@@ -135,7 +135,7 @@ def _tell(output: Output, shown: _Shown, *, has_several: bool) -> None:
     """Print one scope, with the store that it is in if there are several."""
     output.line(shown.scope.key)
     for name, value in _facts(shown, has_several=has_several):
-        output.line(f"  {name:<11}  {in_line(value)}")
+        output.line(f"  {name:<11}  {value}")
     output.line()
     output.table(_GENERATIONS, [_generation_row(ref, ref.generation in shown.pins) for ref in shown.refs], _INDENT)
     if shown.manifest:

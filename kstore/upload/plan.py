@@ -66,12 +66,11 @@ def plan_upload(reliance: Reliance, sizes: Mapping[bytes, int], lost: Set[bytes]
 
 def _known_beside(reliance: Reliance, sizes: Mapping[bytes, int]) -> tuple[set[bytes], tuple[str, ...]]:
     """The digests of what the base and the siblings have, at least of these; and their packs, with those that were
-    uploaded ahead. The base is not asked if it has none of these, unless its manifest may be followed.
+    uploaded ahead.
     """
     storage, base = reliance.storage, reliance.base
     known, packs = storage.blobs.digests_in(reliance.sibling_packs), reliance.ahead
-    may_help = base and base is not reliance.theirs and (not reliance.newest or _has_any(base, sizes))
-    if base and may_help and reliance.includes(base.ref):
+    if base and _may_help(base, reliance, sizes) and reliance.includes(base.ref):
         gone = reliance.doomed.blobs | lost_of(storage, base, sizes, reliance.missed)
         known |= kept_by(base) - gone
         packs += base.ref.packs
@@ -79,8 +78,11 @@ def _known_beside(reliance: Reliance, sizes: Mapping[bytes, int]) -> tuple[set[b
     return known, packs + reliance.sibling_packs
 
 
-def _has_any(snapshot: Snapshot, blobs: Mapping[bytes, int]) -> bool:
-    return bool(blobs) and any(entry.digest in blobs for entry in snapshot.manifest.entries())
+def _may_help(base: Snapshot, reliance: Reliance, sizes: Mapping[bytes, int]) -> bool:
+    """Whether the base has any of these blobs, or its manifest may be followed. Otherwise it is not asked for."""
+    if base is reliance.theirs:
+        return False
+    return not reliance.newest or (bool(sizes) and any(entry.digest in sizes for entry in base.manifest.entries()))
 
 
 def _without_loose(

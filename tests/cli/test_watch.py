@@ -72,12 +72,17 @@ def test_it_goes_on_from_what_was_restored(cli: Cli) -> None:
     assert end(process)[0] == 0
 
 
-def test_trouble_with_the_store_does_not_end_it(cli: Cli) -> None:
-    process = start(cli, "--settle", "1s", "--grace-period", "5s")
+def lose_the_store(cli: Cli) -> None:
+    """After one commit and before another: in one step, since the watch may still be removing what it staged."""
     cli.write("inductor/ab/cone.py")
     wait_until_published(cli, 1)
-    cli.store.rename(cli.store.with_name("away"))  # in one step: the watch may still be removing what it staged
+    cli.store.rename(cli.store.with_name("away"))
     cli.write("inductor/ab/ctwo.py")
+
+
+def test_trouble_with_the_store_does_not_end_it(cli: Cli) -> None:
+    process = start(cli, "--settle", "1s", "--grace-period", "5s")
+    lose_the_store(cli)
     code, _, err = end(process)
 
     assert code == 0
@@ -86,10 +91,7 @@ def test_trouble_with_the_store_does_not_end_it(cli: Cli) -> None:
 
 def test_json_says_why_the_last_commit_failed(cli: Cli) -> None:
     process = cli.start("watch", "my/v1", "--json", "--settle", "1s", "--grace-period", "5s")
-    cli.write("inductor/ab/cone.py")
-    wait_until_published(cli, 1)
-    cli.store.rename(cli.store.with_name("away"))  # in one step: the watch may still be removing what it staged
-    cli.write("inductor/ab/ctwo.py")
+    lose_the_store(cli)
     code, out, err = end(process)
     commit = json.loads(out)["commit"]
 

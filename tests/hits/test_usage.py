@@ -347,27 +347,26 @@ def test_an_object_whose_compiler_holds_its_lock_was_compiled_all_the_same(node:
     assert found.has_failed
 
 
-def test_what_an_earlier_run_left_unfinished_is_not_new(published: Path) -> None:
+@pytest.fixture
+def resumed(published: Path) -> Node:
+    """A worker whose earlier run left half a kernel, and which has used all that was restored since."""
     node = Node(published, layout=None)
     node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
     let_the_clock_move_in(node)
     node.restore()
     let_the_clock_move(node)
     read_all(node)
+    return node
 
-    assert usage(node).missed == 0
+
+def test_what_an_earlier_run_left_unfinished_is_not_new(resumed: Node) -> None:
+    assert usage(resumed).missed == 0
 
 
-def test_what_an_earlier_run_left_unfinished_and_this_one_went_on_with_was_compiled(published: Path) -> None:
-    node = Node(published, layout=None)
-    node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
-    let_the_clock_move_in(node)
-    node.restore()
-    let_the_clock_move(node)
-    read_all(node)
-    node.tree.put("triton/HALF/k.llir", b"llir", age=0)
+def test_what_an_earlier_run_left_unfinished_and_this_one_went_on_with_was_compiled(resumed: Node) -> None:
+    resumed.tree.put("triton/HALF/k.llir", b"llir", age=0)
 
-    assert usage(node).components["triton"] == Usage(2, 2, misses=1, compiled=1)
+    assert usage(resumed).components["triton"] == Usage(2, 2, misses=1, compiled=1)
 
 
 def test_what_no_compiler_builds_is_not_unfinished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
