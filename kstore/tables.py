@@ -1,8 +1,8 @@
 """Sorted tables in one LMDB file, made and read as bytes.
 
-LMDB trusts the file it maps: a truncated one kills the process with SIGBUS, and on a network filesystem
-mapping is unsafe altogether. So a file is built in a memfd and read from one, private to this process and
-on no disk that could be full, after a look at its pages; what is shared is only ever plain bytes.
+LMDB trusts the file it maps: a truncated one kills the process with SIGBUS, and on a network filesystem mapping is
+unsafe altogether. So a file is built in a memfd, private to this process and on no disk that could be full; what is
+shared is only ever plain bytes, and `pages` reads those.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ import lmdb
 from kstore.calls import write_all
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, KstoreError
-from kstore.pages import check_pages
+from kstore.pages import Row, TableFile
 
-Row = tuple[bytes, bytes]
-"""Key and value."""
 Taken = TypeVar("Taken")
 
 MAX_KEY = 511
@@ -43,8 +41,6 @@ give other bytes there, and a few rows many of them.
 _META_PAGE = struct.Struct("<QHHIIIQQIHHQQQQQIHHQQQQQQQ")
 """`MDB_page` and `MDB_meta` in LMDB's mdb.c."""
 _EMPTY_TREE = 0, 0, 0, 0, 0, 2**64 - 1
-_READ_COUNT = 1024
-"""Rows that are read in one go."""
 _WRITE_COUNT = 16384
 """Rows after which LMDB lets go of the pages that it has written."""
 
@@ -73,18 +69,20 @@ def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, 
     """Return what `take` makes of each of the tables in `data`, given by its name and its rows.
 
     Raises:
-        IntegrityError: it is not such a file.
-        OSError: this process has no memory, or no file descriptor, for it.
+        IntegrityError: it is not such a file. `take` may have been given rows before that.
+        OSError: this process has no memory for it.
     """
-    check_pages(data)
+    loaded: dict[str, Taken] = {}
     try:
-        with _memory_file() as fd:
-            write_all(fd, data)
-            with _environment(fd, readonly=True) as env:
-                return dict(_load_table(env, name, take) for name in _names(env))
-    except (lmdb.Error, UnicodeDecodeError) as error:
-        what = f"a table file of {len(data)} bytes cannot be read: {error}"
-        raise OSError(code, what) if (code := _errno(error)) > 0 else IntegrityError(what) from error
+        for name, pages in TableFile(data).tables():
+            if (text := name.decode()) in loaded:
+                raise IntegrityError(f"table {text} occurs twice")
+            loaded[text] = take(text, chain.from_iterable(map(_loaded, pages)))
+    except (IntegrityError, struct.error, UnicodeDecodeError) as error:
+        raise IntegrityError(f"a table file of {len(data)} bytes is cut short or not an LMDB file: {error}") from error
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, f"there is no memory for a table file of {len(data)} bytes") from error
+    return loaded
 
 
 def _errno(error: Exception) -> int:
@@ -124,7 +122,7 @@ def _build(fd: int, tables: Mapping[str, Iterable[Row]], size: int) -> None:
     # Generous: LMDB's overhead is under a factor of three, and unused room takes no space in the file.
     map_size = (4 * size // _PAGE_SIZE + 16 * (len(tables) + 16)) * _PAGE_SIZE
     write_all(fd, _empty_file(map_size))
-    with _environment(fd, map_size=map_size) as env:
+    with _environment(fd, map_size) as env:
         for name in sorted(tables):
             database = env.open_db(name.encode())
             for some in _stored(tables[name]):
@@ -141,10 +139,10 @@ def _empty_file(map_size: int) -> bytes:
 
 
 @contextmanager
-def _environment(fd: int, *, readonly: bool = False, map_size: int = 1 << 20) -> Iterator[lmdb.Environment]:
+def _environment(fd: int, map_size: int) -> Iterator[lmdb.Environment]:
     env = lmdb.open(
-        f"/proc/self/fd/{fd}", subdir=False, lock=False, readonly=readonly, max_dbs=_MAX_TABLES, map_size=map_size,
-        sync=False, metasync=False, lib_version=_FORMAT,
+        f"/proc/self/fd/{fd}", subdir=False, lock=False, max_dbs=_MAX_TABLES, map_size=map_size, sync=False,
+        metasync=False, lib_version=_FORMAT,
     )  # fmt: skip
     with env:
         yield env
@@ -177,19 +175,6 @@ def _load_row(key: bytes, value: bytes) -> Row:
     return value[4:end], value[end:]
 
 
-def _load_table(env: lmdb.Environment, name: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> tuple[str, Taken]:
-    database, text = env.open_db(name, create=False), name.decode()
-    with env.begin(db=database) as txn, txn.cursor() as cursor:
-        return text, take(text, chain.from_iterable(_loaded(cursor)))
-
-
-def _loaded(rows: Iterable[Row]) -> Iterator[Iterable[Row]]:
-    """The rows as they were given to `dump`, some at a time."""
-    rows = iter(rows)
-    while some := list(islice(rows, _READ_COUNT)):
-        yield starmap(_load_row, some) if max(some)[0] >= _LONG else some
-
-
-def _names(env: lmdb.Environment) -> list[bytes]:
-    with env.begin() as txn:
-        return list(txn.cursor().iternext(keys=True, values=False))
+def _loaded(rows: list[Row]) -> Iterable[Row]:
+    """The rows of a page as they were given to `dump`."""
+    return starmap(_load_row, rows) if max(rows)[0] >= _LONG else rows

@@ -173,20 +173,13 @@ try:
         taken.append(os.dup(0))
 except OSError:
     pass
-for _ in range(int(sys.argv[1])):
-    os.close(taken.pop())
-try:
-    tables.load(data, lambda name, rows: dict(rows))
-except OSError as error:
-    print(error.errno)
+print(tables.load(data, lambda name, rows: dict(rows)))
 """
 
 
-@pytest.mark.parametrize("left", ["0", "1"])
-def test_a_process_without_file_descriptors_does_not_take_a_table_file_for_damaged(left: str) -> None:
-    command = [sys.executable, "-c", NO_DESCRIPTOR, left]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == str(errno.EMFILE), done.stderr
+def test_a_process_without_file_descriptors_reads_a_table_file() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_DESCRIPTOR], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str({"t": {b"a": b"b"}}), done.stderr
 
 
 def test_nothing_is_left_open() -> None:

@@ -8,9 +8,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import lmdb
 import pytest
 
 from kstore.blobs.loose import blob_name
@@ -24,6 +22,7 @@ from kstore.inspect.comparison import compare_sides
 from kstore.inspect.sides import published_side
 from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
+from kstore.pages import TableFile
 from kstore.published.ref import Ref
 from kstore.published.scopes import scopes_of
 from tests.bundles.carrying import other_store
@@ -311,14 +310,14 @@ def test_a_repair_takes_no_generation_out_that_may_be_in_the_pack_of_another_key
 
 def no_memory(patch: pytest.MonkeyPatch, times: int) -> None:
     """This process has no memory for a manifest, this many times."""
-    real, left = lmdb.open, [lmdb.MemoryError("mmap: Cannot allocate memory")] * times
+    left = [MemoryError()] * times
 
-    def mapped(*arguments: Any, **options: Any) -> lmdb.Environment:
-        if options.get("readonly") and left:
+    def read(data: bytes) -> TableFile:
+        if left:
             raise left.pop()
-        return real(*arguments, **options)
+        return TableFile(data)
 
-    patch.setattr(lmdb, "open", mapped)
+    patch.setattr("kstore.tables.TableFile", read)
 
 
 def test_a_repair_without_memory_for_a_manifest_takes_no_generation_out(
@@ -343,7 +342,7 @@ def test_a_restore_without_memory_for_a_manifest_takes_none_before_it(
     node.store.quarantine(KEY)
     with monkeypatch.context() as patch:
         no_memory(patch, times=10)
-        with pytest.raises(StoreUnavailable, match="Cannot allocate memory"):
+        with pytest.raises(StoreUnavailable, match="no memory for a table file"):
             Node(tmp_path, "other").restore()
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kstore import tables
 from kstore.errors import IntegrityError, described
+from kstore.pages import Row
 from kstore.scope import Scope
 
 _RECORD = struct.Struct("<32sQqHBB")
@@ -213,7 +214,7 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
-def _load_table(name: str, rows: Iterator[tables.Row], note: _Noted) -> Any:
+def _load_table(name: str, rows: Iterator[Row], note: _Noted) -> Any:
     """One of the tables of a manifest; None if an older kstore would not know it."""
     if name == "meta":
         return {key.decode(): json.loads(value) for key, value in rows}
@@ -222,7 +223,7 @@ def _load_table(name: str, rows: Iterator[tables.Row], note: _Noted) -> Any:
     return unpack_files(rows) if name.startswith(_HOSTS) else None
 
 
-def pack_files(files: Files) -> Iterator[tables.Row]:
+def pack_files(files: Files) -> Iterator[Row]:
     """Paths and entries as table rows, sorted."""
     is_ascii = all(map(str.isascii, files))
     # Text without surrogates for bytes has the same order by characters as by bytes.
@@ -231,7 +232,7 @@ def pack_files(files: Files) -> Iterator[tables.Row]:
     return zip(keys, starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
 
 
-def unpack_files(rows: Iterator[tables.Row], note: _Noted | None = None) -> Files:
+def unpack_files(rows: Iterator[Row], note: _Noted | None = None) -> Files:
     """The reverse of `pack_files`. Only some of the rows are in memory at a time."""
     files: Files = {}
     numbers: dict[int, int] = {}
