@@ -49,13 +49,22 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
             whole.truncate()
             whole.flush()
             with _reporting(path):
-                os.close(os.dup(whole.fileno()))  # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here.
+                check_arrived(whole)
                 os.rename(partial, path)
         except BaseException:
             if not resumable:
                 with suppress(OSError):
                     os.unlink(partial)
             raise
+
+
+def check_arrived(file: IO[bytes]) -> None:
+    """Find out whether what was written has arrived: NFS reports a failed write only when a descriptor is closed.
+
+    Raises:
+        OSError: it has not (ENOSPC, EDQUOT, EIO).
+    """
+    os.close(os.dup(file.fileno()))
 
 
 class _File(io.FileIO):

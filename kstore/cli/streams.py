@@ -74,7 +74,18 @@ def open_target(path: str, *, resumable: bool = False) -> AbstractContextManager
     """
     from kstore.bundles.partial import finished_as
 
-    return io.BufferedWriter(Stdout()) if is_stdout(path) else finished_as(path, resumable=resumable)
+    return _sent_to_stdout() if is_stdout(path) else finished_as(path, resumable=resumable)
+
+
+@contextmanager
+def _sent_to_stdout() -> Iterator[IO[bytes]]:
+    from kstore.bundles.partial import check_arrived
+
+    with io.BufferedWriter(Stdout()) as file:
+        yield file
+        file.flush()
+        with writing_stdout():
+            check_arrived(file)
 
 
 class _Nothing(io.TextIOWrapper):

@@ -22,6 +22,17 @@ from tests.trees import shared_object
 
 KEY = "model/v1"
 COMMAND = [sys.executable, "-m", "kstore", "export"]
+FULL = """
+import errno, os
+close = os.close
+def close_full(fd):
+    is_stdout = os.path.samestat(os.fstat(fd), os.fstat(1))
+    close(fd)
+    if is_stdout:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+os.close = close_full
+"""
+"""For a process whose stdout is on a server that says only when a file is closed that it has no room for it."""
 
 
 @pytest.fixture
@@ -213,6 +224,22 @@ def test_stdout_may_be_a_file(cli: Cli, bundle: str, tmp_path: Path, format: str
         code = subprocess.call([*COMMAND, KEY, "-o", name, "--format", format], stdout=file, cwd=REPOSITORY)
     assert (code, name.is_symlink()) == (0, True)
     assert sent.stat().st_size > 1000 and list(tmp_path.glob("*.partial")) == []
+
+
+@pytest.mark.parametrize("format", ["kstore", "tar"])
+def test_a_file_behind_stdout_that_a_server_has_no_room_for_is_an_error(
+    cli: Cli, bundle: str, tmp_path: Path, format: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FULL)
+    with (tmp_path / "sent").open("wb") as file:
+        done = subprocess.run(
+            [*COMMAND, KEY, "-o", "-", "--format", format], stdout=file, stderr=subprocess.PIPE, text=True,
+            cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kstore: cannot write to stdout: No space left on device; make room there, or send it elsewhere\n"
+    )
 
 
 def test_what_a_link_leads_to_is_written(cli: Cli, bundle: str, tmp_path: Path) -> None:
