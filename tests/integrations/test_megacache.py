@@ -475,6 +475,14 @@ def test_entries_of_unknown_kinds_are_named(fleet: Fleet) -> None:
     assert "left out entries of kind vendor (2 files, 4 B)" in talk
 
 
+def test_a_mega_cache_without_entries_is_said_to_hold_none(fleet: Fleet) -> None:
+    (fleet.folder / "empty.bin").write_bytes(write([]))
+
+    done = fleet.kstore("import", "megacache", fleet.folder / "empty.bin", KEY)
+
+    assert (done.returncode, done.stderr) == (0, "kstore: it held no entries\n")
+
+
 def with_checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "big") + data
 

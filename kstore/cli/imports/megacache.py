@@ -44,7 +44,8 @@ def command(invocation: Invocation, path: str, key: str) -> None:
     for left in imported.left_out:
         output.warn(f"left out {left}")
     output.summary(committed(store, imported.committed))
-    output.say("it held " + ", ".join(f"{count} {kind}" for kind, count in imported.entries.items()))
+    held = ", ".join(f"{count} {kind}" for kind, count in imported.entries.items())
+    output.say(f"it held {held or 'no entries'}")
     if imported.committed.declined:
         output.say(f"{files(imported.committed.declined)} answer the same as published ones, which stay")
 
