@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from kstore.errors import FileError, IntegrityError, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
+from kstore.integrations.megacache.omissions import bundled_kernels
 from kstore.integrations.megacache.tree import write_files
 from kstore.store import Store
 from tests.cli.commandline import environment_kept
@@ -260,6 +262,15 @@ def test_a_triton_kernel_that_a_graph_bundles_is_not_missed(fleet: Fleet) -> Non
     }
     (held,) = exported["exported"]
     assert (held["files"], held["bytes"]) == (1, graph.stat().st_size)
+
+
+@pytest.mark.parametrize("kind", ["aot_autograd", "precompile"])
+def test_nor_is_one_of_a_graph_that_is_in_an_entry_of_another_kind(kind: str) -> None:
+    """As torch's options `bundled_autograd_cache` and `caching_precompile` have it."""
+    kernel = "ABCD2345" * 6 + "WXYZ"
+    package = pickle.dumps([pickle.dumps({"kernel_hash": kernel}), "A" * 51, "a" * 52])
+
+    assert bundled_kernels([Artifact(kind, "key", package)]) == {kernel}
 
 
 def test_a_generation_without_graphs_is_not_exported(fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kstore.components import load_table
-from kstore.integrations.megacache.entries import COMPONENT, Artifact, Kind, artifact_of
+from kstore.integrations.megacache.entries import COMPONENT, Artifact, artifact_of
 from kstore.published.manifest import GROUP, Entry, Manifest, unit_of
 from kstore.report import LeftOut
 
@@ -34,9 +34,10 @@ _SUFFIXES = {".py": _MODULES} | dict.fromkeys((".cpp", ".h", ".cu", ".so", ".loa
 
 
 def bundled_kernels(artifacts: Iterable[Artifact]) -> set[str]:
-    """Names of the kernel folders that torch makes again from the graphs."""
-    graphs = (artifact.content for artifact in artifacts if artifact.kind == Kind.GRAPH)
-    return {name.decode() for content in graphs for name in _KERNEL_NAME.findall(content)}
+    """Names of the kernel folders that torch makes again from the graphs. Those are entries, or, with torch's options
+    `bundled_autograd_cache` and `caching_precompile`, in entries of other kinds.
+    """
+    return {name.decode() for artifact in artifacts for name in _KERNEL_NAME.findall(artifact.content)}
 
 
 def left_out(manifest: Manifest, kernels: set[str]) -> tuple[LeftOut, ...]:
