@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from kstore.settings import Settings, variables_of
-from kstore.words import command_line
+from kstore.words import command_line, size
 
 if TYPE_CHECKING:
     from kstore.store import Store
@@ -64,6 +66,14 @@ def again(store: Store, command: str, key: str = "", *words: str, names: Sequenc
         if store.environ.get(variable) != value and getattr(store.settings, name) != getattr(usual, name):
             options += f"--{name.replace('_', '-')}", value
     return command_line(command, key, *words, *options)
+
+
+def room(path: str, status: os.statvfs_result) -> tuple[float, str]:
+    """Bytes that are free there, and in words. A filesystem without a size, such as ramfs, says that it has none."""
+    if not status.f_blocks:
+        return math.inf, f"not limited in {path}"
+    free = status.f_bavail * status.f_frsize
+    return free, f"{size(free)} free in {path}"
 
 
 def _bounded(text: str) -> str:

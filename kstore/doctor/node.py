@@ -12,7 +12,7 @@ from kstore import tables
 from kstore.calls import IS_COMPILED
 from kstore.components import Component
 from kstore.components.table import KSTORE_FOLDER
-from kstore.doctor.check import Check, bad, ok, warning
+from kstore.doctor.check import Check, bad, ok, room, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
@@ -195,9 +195,8 @@ def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
     """Check the free space. What a restore takes is known only at its end, unless it `takes_all`: what is there
     already, or is linked, takes nothing.
     """
-    status = os.statvfs(path)
-    free, needed = status.f_bavail * status.f_frsize, newest.own.size if newest and newest.own else 0
-    found, advice = f"{size(free)} free in {path}", "free some, or set KSTORE_CACHE_ROOT"
+    free, found = room(path, os.statvfs(path))
+    needed, advice = newest.own.size if newest and newest.own else 0, "free some, or set KSTORE_CACHE_ROOT"
     if not free:
         return bad("space", found, advice)
     if free < needed and takes_all:

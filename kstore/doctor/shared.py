@@ -13,7 +13,7 @@ from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish, has_hard_links
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
-from kstore.doctor.check import Check, again, bad, ok, warning
+from kstore.doctor.check import Check, again, bad, ok, room, warning
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
 from kstore.mounts import mounts
@@ -21,7 +21,6 @@ from kstore.published.layers import attempt
 from kstore.settings import Mode
 from kstore.storage import ELSEWHERE, Storage
 from kstore.store import Store
-from kstore.words import size
 
 Found = TypeVar("Found")
 
@@ -183,8 +182,7 @@ def _fuse_kind(folder: str) -> str:
 def _check_room(store: Store) -> Check:
     """Check the room that a commit needs; restores need none."""
     status = os.statvfs(store.location)
-    free = status.f_bavail * status.f_frsize
-    found = f"{size(free)} free in {store.location}"
+    free, found = room(store.location, status)
     lacks_inodes = status.f_files and not status.f_favail and not _makes_files(store.storage)
     if free >= _MIN_FREE and not lacks_inodes:
         return ok("store space", found)

@@ -1048,7 +1048,9 @@ def test_a_default_of_torchs_that_was_inherited_is_no_trouble(published: Node) -
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A filesystem with plenty of everything, to be changed by tests."""
-    status = SimpleNamespace(f_bavail=10**9, f_frsize=4096, f_files=10**6, f_favail=10**6, f_flag=0)
+    status = SimpleNamespace(
+        f_blocks=10**9, f_bavail=10**9, f_frsize=4096, f_files=10**6, f_favail=10**6, f_flag=0
+    )  # fmt: skip
     monkeypatch.setattr(os, "statvfs", lambda path: status)
     yield status
 
@@ -1106,6 +1108,14 @@ def test_a_filesystem_may_have_no_limit_of_inodes(
 
     found = checks(published.store)["inodes"]
     assert (found.verdict, found.found) == (Verdict.OK, "not limited")
+
+
+def test_a_filesystem_may_have_no_limit_of_size(published: Node, disk: SimpleNamespace) -> None:
+    """As ramfs, and a tmpfs that is mounted with size=0."""
+    disk.f_blocks = disk.f_bavail = 0
+
+    assert worst(published.store) == {}
+    assert checks(published.store)["space"].found == f"not limited in {published.tree.root}"
 
 
 def test_a_worker_with_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
