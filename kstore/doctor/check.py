@@ -60,10 +60,9 @@ def bad(name: str, found: str, advice: str) -> Check:
 
 def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
     """A kstore command line to copy, with those of the settings `names` that nothing else tells the command."""
-    usual, options = Settings(), list[str]()
-    for name in names:
-        ((variable, value),) = variables_of(store.settings, [name]).items()
-        if store.environ.get(variable) != value and getattr(store.settings, name) != getattr(usual, name):
+    usual, options = variables_of(Settings(), names), list[str]()
+    for name, (variable, value) in zip(names, variables_of(store.settings, names).items(), strict=True):
+        if value != (store.environ.get(variable) or usual[variable]):
             options += f"--{name.replace('_', '-')}", value
     return command_line(command, key, *words, *options)
 

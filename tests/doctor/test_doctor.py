@@ -19,6 +19,7 @@ from kstore.backends import PosixBackend
 from kstore.components import load_table
 from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
+from kstore.doctor.check import again
 from kstore.environment import Environment, Host
 from kstore.environment.influences import have_same_keys, influence, influences
 from kstore.errors import StoreUnavailable, WaitTimeout
@@ -400,6 +401,14 @@ def test_a_command_that_it_names_finds_the_same_by_itself_only_where_variables_s
     told["KSTORE_CACHE_ROOT"] = str(published.tree.root)
     assert f"`kstore exec other/v1 {options} -- …`" in advice(Store(published.location, environ={}, **named))
     assert "`kstore exec other/v1 -- …`" in advice(Store(environ=told))
+
+
+def test_a_command_that_it_names_is_for_the_usual_store_though_a_variable_names_another() -> None:
+    usual = "/data/kstore"
+    assert again(Store(usual, environ={"KSTORE_ROOT": "/other"}), "gc") == f"kstore gc --store {usual}"
+    assert (
+        again(Store(usual, environ={}), "gc") == again(Store(usual, environ={"KSTORE_ROOT": ""}), "gc") == "kstore gc"
+    )
 
 
 @pytest.mark.parametrize("verb", ["forget", "quarantine"])
