@@ -381,6 +381,18 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(published: Node
     assert writing_of_another().found.endswith(": used")
 
 
+@pytest.mark.parametrize(
+    ("layout", "named"), [("packed", ": packs, refs, "), ("loose", ": blobs, blobs/"), (None, ": packs, blobs, ")]
+)
+def test_only_folders_that_commits_of_this_layout_write_in_are_named(
+    published: Node, layout: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Node(published.location.parent, "builder", layout="packed").commit("other/v1")
+    monkeypatch.setattr("kstore.doctor.shared.os.access", lambda *_: False)
+
+    assert named in worst(Node(published.location.parent, "builder", layout=layout).store)["writing"].found
+
+
 def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
     store = Node(published.location.parent, "builder", mode=Mode.READ).store
 
