@@ -641,6 +641,27 @@ def test_a_save_goes_where_the_load_came_from(
     assert [scope.key for scope in fleet.store.scopes()] == [KEY]
 
 
+def test_of_entries_that_a_save_leaves_out_each_kind_is_one_log_line(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: object
+) -> None:
+    recorded = [Artifact("aot_autograd", "aab", b"entry"), *(Artifact("vendor", key, b"12") for key in "abc")]
+    monkeypatch.setattr(process, "_recorded", lambda: recorded)
+
+    assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).new_files == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "kstore: 3 entries of kind vendor left out: where their files belong is not known"
+    ]
+
+
+def test_without_the_component_that_its_files_are_of_a_save_is_the_callers_mistake(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])
+
+    with pytest.raises(UsageError, match="as files of inductor, which the setting `components` leaves out"):
+        save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU, components="triton")
+
+
 def test_a_setting_that_does_not_exist_is_the_callers_mistake(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no setting bogus"):
         save(KEY, store=tmp_path / "store", bogus=1)

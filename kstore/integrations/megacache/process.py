@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kstore.integrations.megacache.tree import unchosen, write_files
 from kstore.report import CommitReport, CommitStatus, RestoreReport
 from kstore.scope import check_key
 from kstore.store import Store
+from kstore.words import plural
 
 log = logging.getLogger("kstore")
 
@@ -61,8 +63,9 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
 
 def _write_recorded(store: Store, key: str) -> None:
     files, unknown = files_of(_recorded())
-    for artifact in unknown:
-        log.warning("kstore: an entry of kind %s is left out: where its file belongs is not known", artifact.kind)
+    for kind, count in Counter(artifact.kind for artifact in unknown).items():
+        entries = plural(count, "entry", "entries")
+        log.warning("kstore: %s of kind %s left out: where their files belong is not known", entries, kind)
     folders = store.worker(key, before_import=False).root.folders
     if COMPONENT not in folders:
         raise UsageError(f"a mega-cache is saved as files of {COMPONENT}, which the setting `components` leaves out")
