@@ -641,6 +641,18 @@ def test_a_save_goes_where_the_load_came_from(
     assert [scope.key for scope in fleet.store.scopes()] == [KEY]
 
 
+def test_a_save_takes_nothing_from_folders_that_the_user_chose(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
+    """They hold what any program left there."""
+    put(fleet.folder / "users/ab/cothers.py", "module")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(fleet.folder / "users"))
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])
+
+    assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).files == 1
+    assert files_below(fleet.folder / "users") == [fleet.folder / "users/ab/cothers.py"]
+
+
 def test_of_entries_that_a_save_leaves_out_each_kind_is_one_log_line(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: object
 ) -> None:
