@@ -25,6 +25,7 @@ from kstore.environment.influences import have_same_keys, influence, influences
 from kstore.errors import StoreUnavailable, WaitTimeout
 from kstore.local import numbered
 from kstore.local.link import Linker, LinkMode
+from kstore.mounts import Mount
 from kstore.published.manifest import Manifest, Seen
 from kstore.report import CommitStatus
 from kstore.settings import Mode
@@ -337,8 +338,12 @@ def test_without_hard_links_a_mount_of_fuse_may_give_a_name_to_two_hosts(
 ) -> None:
     """As Azure's blobfuse2 does: it looks whether the object exists, and then renames."""
     refuse_links(monkeypatch, renames=True)
+    device = os.stat(published.location).st_dev
+    mounted = [Mount("/elsewhere", device + 1, "fuse.sshfs"), Mount("/under", device, "ext4")]
+    monkeypatch.setattr("kstore.doctor.shared.mounts", lambda: mounted)
     assert "writing" not in worst(published.store)
-    monkeypatch.setattr("kstore.doctor.shared._fuse_kind", lambda _: "fuse.blobfuse2")
+
+    mounted.append(Mount("/data", device, "fuse.blobfuse2"))
     found = worst(published.store)["writing"]
     assert found.verdict is Verdict.WARNING
     assert "is on fuse.blobfuse2, which has no hard links" in found.found
