@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from kstore.cli.program import run
-from kstore.errors import FileError, IntegrityError, UsageError
+from kstore.errors import FileError, IntegrityError, StoreUnavailable, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels
 from kstore.integrations.megacache.tree import write_files
+from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.cli.commandline import environment_kept
 from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
@@ -651,6 +652,31 @@ def test_a_save_takes_nothing_from_folders_that_the_user_chose(
 
     assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).files == 1
     assert files_below(fleet.folder / "users") == [fleet.folder / "users/ab/cothers.py"]
+
+
+def test_a_save_whose_commit_fails_says_so_and_raises_if_it_is_strict(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])
+    nowhere = {"store": "/proc/nothing/store", "cache_root": fleet.folder / "root", "gpu": GPU}
+
+    assert save(KEY, **nowhere).status is CommitStatus.FAILED
+    with pytest.raises(StoreUnavailable):
+        save(KEY, strict=True, **nowhere)
+
+
+def test_a_save_of_what_cannot_be_written_fails_and_says_why(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "../x", b"entry")])
+
+    report = save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
+    assert (report.status, "the key '../x', which no torch writes" in report.error) == (CommitStatus.FAILED, True)
+
+
+def test_a_process_that_has_compiled_nothing_saves_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compiler.save_cache_artifacts", lambda: None)  # as torch says it
+
+    report = save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
+    assert (report.status, report.found) == (CommitStatus.UNCHANGED, 0)
 
 
 def test_of_entries_that_a_save_leaves_out_each_kind_is_one_log_line(
