@@ -24,13 +24,14 @@ from kstore.errors import FileError, IntegrityError, StoreUnavailable, UsageErro
 from kstore.integrations.megacache import bring_in, export, load, process, save
 from kstore.integrations.megacache.container import read, write
 from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
-from kstore.integrations.megacache.omissions import bundled_kernels
+from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import write_files
 from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.cli.commandline import environment_kept
 from tests.compilers.programs import GPU, Container, compiled_graphs, run_program
 from tests.hostile.test_hostile_manifests import FIRST, World, manifest
+from tests.trees import Node
 
 pytestmark = pytest.mark.compiler
 
@@ -309,6 +310,23 @@ def test_what_torch_notes_of_an_object_goes_with_it(fleet: Fleet) -> None:
     exported = fleet.document("export", KEY, "--format", "megacache", "-o", fleet.folder / "exported.bin")
 
     assert names_of(exported["left_out_kinds"]) == {"C++ objects and sources": 2}
+
+
+def test_what_is_left_out_is_told_by_where_it_is(tmp_path: Path, host: object) -> None:
+    """Without TRITON_CACHE_DIR, Triton's kernels are in Inductor's folder."""
+    node = Node(tmp_path)
+    bundled = node.tree.kernel("bundled", below="inductor/triton/0")
+    node.tree.kernel("other", below="inductor/triton/0")
+    node.tree.timings({"mm": 1})
+    for path in ("ab/cone.halide/done", "ab/cone.halide/hooks.cpp", "ab/cone.py", "helion/one.py"):
+        node.tree.put(f"inductor/{path}", b"content")
+    node.commit()
+    manifest = node.store.snapshot(node.newest()).manifest
+
+    assert {left.what: left.files for left in left_out(manifest, {os.path.basename(bundled)})} == {
+        "Triton kernels that no graph bundles": 8, "timings of GEMM choices": 1, "C++ objects and sources": 1,
+        "generated modules": 1, "other files of TorchInductor": 2,
+    }  # fmt: skip
 
 
 def test_only_files_of_torchs_own_folder_are_entries() -> None:

@@ -61,8 +61,9 @@ def _not_carried(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
 def _reason(path: str, entry: Entry, kernels: set[str]) -> Reason | None:
     """Why the file at `path`, which is not an entry itself, is left out; None if a graph brings it along."""
     component, _, relative = path.partition("/")
-    if component in (COMPONENT, "triton") and entry.flags & GROUP:
-        return None if unit_of(path, entry).rpartition("/")[2] in kernels else _KERNELS
+    unit = unit_of(path, entry).rpartition("/")[2] if entry.flags & GROUP else ""
+    if unit and component in (COMPONENT, "triton") and "halide" not in unit:
+        return None if unit in kernels else _KERNELS
     if component != COMPONENT:
         return Reason(f"files of {_title(component)}", "a mega-cache holds nothing but TorchInductor's files")
     if relative.startswith("cache/"):
