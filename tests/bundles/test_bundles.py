@@ -157,6 +157,14 @@ def test_a_store_that_imported_it_exports_the_same_file(source: Node, tmp_path: 
     assert bundle_of(target, tmp_path, "second").read_bytes() == first.read_bytes()
 
 
+def test_how_many_generations_came_before_is_not_in_it(source: Node, tmp_path: Path) -> None:
+    first = bundle_of(fill(source, "three"), tmp_path, "first")
+    target = other_store(tmp_path / "target")
+    bring(target, first)
+    assert (source.newest().generation, target.newest().generation) == (2, 1)
+    assert bundle_of(target, tmp_path, "second").read_bytes() == first.read_bytes()
+
+
 def test_stores_of_both_layouts_with_equal_files_export_equal_bundles(tmp_path: Path) -> None:
     loose = fill(other_store(tmp_path / "one", "loose"), "one", "two")
     packed = other_store(tmp_path / "other", "packed")
