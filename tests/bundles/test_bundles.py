@@ -776,6 +776,18 @@ def test_another_gpu_is_a_miss(source: Node, tmp_path: Path) -> None:
     assert not target.location.exists()
 
 
+@pytest.mark.parametrize("chosen", [{"environment": "torch-other"}, {"gpu": "another"}])
+def test_of_several_scopes_the_one_that_is_named_is_imported_alone(
+    source: Node, tmp_path: Path, chosen: dict[str, str]
+) -> None:
+    other = fill(other_store(tmp_path / "source", name="other", **chosen), "three")
+    export(source, tmp_path / "both.kstore", other)
+    target = other_store(tmp_path / "target")
+
+    (brought,) = import_bundle(target.store, str(tmp_path / "both.kstore"), **chosen).scopes
+    assert [*target.store.scopes()] == [brought.scope] == [other.newest().scope]
+
+
 def test_a_store_that_is_only_read_is_not_written(source: Node, tmp_path: Path) -> None:
     bundle = bundle_of(source, tmp_path)
     with pytest.raises(StoreUnavailable, match="mode"):
