@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kstore.errors import MissError
-from kstore.inspect.artifact import MAX_COMPARED, find_artifact, read_artifact, text_of, unified_diff
+from kstore.inspect.artifact import MAX_COMPARED, find_artifact, read_artifact, text_of
 from kstore.inspect.comparison import compare_sides
 from kstore.inspect.items import Artifact
+from kstore.inspect.lines import unified_diff
 from kstore.inspect.sides import Side
 from kstore.words import in_line, size
 

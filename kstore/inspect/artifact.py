@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
 
 from kstore.environment import detect_host
 from kstore.errors import IntegrityError, MissError, UsageError
@@ -85,12 +84,6 @@ def text_of(path: str, data: bytes) -> str | None:
         except (ValueError, RecursionError):
             return text
     return text
-
-
-def unified_diff(left: tuple[str, str], right: tuple[str, str]) -> Iterator[str]:
-    """The lines of a unified diff of two (name, text)."""
-    (one, before), (other, after) = left, right
-    yield from difflib.unified_diff(before.split("\n"), after.split("\n"), one, other, lineterm="")
 
 
 def _called(side: Side, text: str) -> list[Artifact]:

@@ -7,7 +7,7 @@ import pytest
 
 from kstore.environment import Host
 from kstore.errors import IntegrityError, MissError, UsageError
-from kstore.inspect.artifact import find_artifact, read_artifact, text_of, unified_diff
+from kstore.inspect.artifact import find_artifact, read_artifact, text_of
 from kstore.inspect.choice import Wanted, choose_one
 from kstore.inspect.sides import Side, local_side, published_side
 from tests.inspect.caches import put_cpp, put_kernel, put_module
@@ -140,9 +140,3 @@ def test_broken_json_is_left_as_it_is(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"a\0b", b"\xff\xfe", b"\x7fELF\0"])
 def test_binary_has_no_text(data: bytes) -> None:
     assert text_of("a.py", data) is None
-
-
-def test_a_diff_has_a_line_for_each_line() -> None:
-    assert list(unified_diff(("one", "a\nb\f\n"), ("other", "a\nc\n"))) == [
-        "--- one", "+++ other", "@@ -1,3 +1,3 @@", " a", "-b\f", "+c", " ",
-    ]  # fmt: skip
