@@ -74,9 +74,18 @@ def holdings(
         except MissError:
             continue  # removed since it was listed
         except (IntegrityError, OSError) as error:
-            name = f"generation {number} of {scope}"
-            unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
+            if _is_there(storage, scope, number):
+                name = f"generation {number} of {scope}"
+                unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
         progress.done += 1
+
+
+def _is_there(storage: Storage, scope: Scope, number: int) -> bool:
+    """Whether a generation is still published: gc may have removed it, and what it needs, since it was listed."""
+    try:
+        return storage.refs.exists(scope, number)
+    except OSError:
+        return True
 
 
 def _listed(
@@ -110,6 +119,8 @@ class Accounts(Generic[Group]):
         self._packs: dict[str, set[int]] = {}
         """Needed pack → its owners."""
         self._newest: dict[Scope, Ref] = {}
+        self._counted: dict[Scope, set[int]] = {}
+        """The generations of each scope."""
         self._sought: set[str] = set()
         """Packs that no ref names and that gc keeps because they hold what generations lack."""
         self.space: Space[Group] = Space()
@@ -147,6 +158,7 @@ class Accounts(Generic[Group]):
             one.live += ref.state is RefState.LIVE
             one.artifacts += size
         self._newest[ref.scope] = ref
+        self._counted.setdefault(ref.scope, set()).add(ref.generation)
         for lacking in (self._lacking, self._sought_for):
             lacking.add(holding.needs.lacking)
         for owner in owners:
@@ -219,30 +231,47 @@ class Accounts(Generic[Group]):
             self._count_frames(reader, owners)
             self._count_object(owners, reader.size)
         except (IntegrityError, OSError) as error:
-            # Earlier generations may still name a pack that a repair moved away.
-            is_gone = isinstance(error, FileNotFoundError)
-            if not is_gone or any(pack in ref.packs for ref in self._newest.values()):
+            if not isinstance(error, FileNotFoundError) or self._is_missed(pack):
                 self.space.unreadable.append(f"pack {pack}: {error}")
 
+    def _is_missed(self, pack: str) -> bool:
+        """Whether a pack that is gone should be there: earlier generations may name one that a repair moved away."""
+        naming = (ref for ref in self._newest.values() if pack in ref.packs)
+        return any(_is_there(self._storage, ref.scope, ref.generation) for ref in naming)
+
     def _count_loose(self) -> None:
-        lost = Count()
         each = iter(self._loose)
-        with DigestSet() as there:
+        with DigestSet() as there, DigestSet() as lost:
             for digests in self._storage.blobs.loose.folders(self._hide):
                 there.add(digests)
             while some := list(islice(each, MAX_COUNT)):
                 gone = set(there.absent(blob.digest for blob in some))
                 nowhere = set(self._saved.absent(gone))
-                sizes = {blob.digest: blob.size for blob in some if blob.digest in nowhere}
-                lost += Count.of([size for digest, size in sizes.items() if not self._may_hide(digest)])
+                lost.add(digest for digest in nowhere if not self._may_hide(digest))
                 for digest, owners, _, size in some:
                     if digest not in gone:
                         self._count_copy(owners, size)
                     for one in self._held_by(owners) if digest in nowhere else ():
                         one.elsewhere += size
-        if lost.files:
-            blobs = plural(lost.files, "lost blob")
-            self.space.unreadable.append(f"{blobs}, {lost.bytes} bytes; `kstore verify` says of what")
+            self._tell_lost(lost)
+
+    def _tell_lost(self, lost: DigestSet) -> None:
+        missed = self._missed(lost) if len(lost) else Count()
+        if missed.files:
+            blobs = plural(missed.files, "lost blob")
+            self.space.unreadable.append(f"{blobs}, {missed.bytes} bytes; `kstore verify` says of what")
+
+    def _missed(self, lost: DigestSet) -> Count:
+        """Those of the lost blobs that are needed by generations that are still there."""
+        missed = Count()
+        troubles: list[str] = []
+        with DigestSet() as told:
+            for ref, _, _, needs in holdings(self._storage, self._counted, troubles, None):
+                if ref.generation in self._counted[ref.scope]:
+                    new = told.add(needs.loose.keys() - lost.absent(needs.loose))
+                    missed += Count.of([needs.loose[digest] for digest in new])
+        self.space.unreadable += [trouble for trouble in troubles if trouble not in self.space.unreadable]
+        return missed
 
     def _hide(self, folder: str, error: OSError) -> None:
         self._hidden.setdefault(folder, f"{folder}: {reason_of(error)}")

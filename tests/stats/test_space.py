@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.blobs import BlobStore
 from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.gc.mark import needs_in
@@ -24,7 +25,7 @@ from kstore.storage import Storage
 from kstore.store import Store
 from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
-from tests.test_repair import rot_frame
+from tests.test_repair import meanwhile, rot_frame
 from tests.trees import KEY, Node
 
 KEYS = ("llama/v1", "llama/v2", "flux/dev")
@@ -221,6 +222,39 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     assert space.whole.alone == sum(held.alone for held in space.groups.values())
     assert space.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
     assert overview(storage).unreadable == space.unreadable
+
+
+REMOVALS = {
+    "before its manifest is read": (BlobStore, "keep_only"),
+    "while it is counted": (Accounts, "add"),
+    "once all are counted": (Accounts, "finish"),
+}
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+@pytest.mark.parametrize(("owner", "method"), REMOVALS.values(), ids=REMOVALS.keys())
+def test_what_gc_removes_meanwhile_is_not_lost(
+    tmp_path: Path, layout: str, owner: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = commit(tmp_path, KEY, "one", layout=layout).store
+
+    def remove() -> None:
+        store.forget(KEY)
+        assert store.gc(Policy(keep=1, offline=True)).deleted.files > 0
+
+    meanwhile(monkeypatch, owner, method, remove)
+    assert by_key(store.storage).unreadable == []
+
+
+def test_what_is_lost_is_told_also_if_gc_removes_something_else_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, KEY, "one", layout="loose")
+    node = commit(tmp_path, KEY, "two", layout="loose")
+    lost = node.published()[node.tree.kernel("two") + "/k.cubin"]
+    next(Path(node.location).rglob(lost.digest.hex())).unlink()
+    meanwhile(monkeypatch, Accounts, "finish", lambda: node.store.gc(Policy(keep=1, offline=True)))
+    assert by_key(node.store.storage).unreadable == [f"1 lost blob, {lost.size} bytes; `kstore verify` says of what"]
 
 
 @pytest.mark.parametrize("after", ["a loose commit", "a packed commit", "another key's"])
