@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from kstore import __version__
 from kstore.gc import GcReport
 from kstore.progress import Progress
-from kstore.report import count_components
+from kstore.published.manifest import Manifest
+from kstore.report import Count, count_components
 from kstore.scope import Scope
-from kstore.stats.accounts import Accounts, Holding, holdings, readable_scopes
+from kstore.stats.accounts import OTHER, Accounts, Holding, holdings, readable_scopes
 from kstore.stats.overview import Overview, Shelf, overview_with
 from kstore.stats.totals import Sample
 from kstore.storage import Storage
@@ -21,6 +22,8 @@ from kstore.storage import Storage
 COMPARED = 40
 """Shelves in the table of what is shared: the largest ones."""
 _MOST_FACTS = 24
+_MOST_COMPONENTS = 64
+"""More than there are, but a manifest may name any number: the largest are shown, the others together."""
 _LONGEST = 200
 """Characters of a text."""
 
@@ -39,12 +42,10 @@ class _Kept:
 
     def add(self, holding: Holding) -> None:
         ref, manifest = holding.ref, holding.manifest
-        files = manifest.items()
-        components = {_short(name): [count.files, count.bytes] for name, count in count_components(files).items()}
         self.generations.append({
             "number": ref.generation, "created": ref.created,
             "creator": _short(ref.creator), "state": ref.state,
-            "pinned": holding.is_pinned, "components": components,
+            "pinned": holding.is_pinned, "components": _components(manifest),
             "effort": ref.effort._asdict() if ref.effort else None,
         })  # fmt: skip
         self.facts, self.hosts = _facts(manifest.meta) or self.facts, len(manifest.hosts)
@@ -94,13 +95,34 @@ def _keys(found: Overview) -> list[Table]:
 def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[Any]]:
     """[row, column, component, bytes]: what two shelves both have, or, if row and column are the same, what one has."""
     numbers = {shelf: number for number, shelf in enumerate(shelves)}
-    pairs: Counter[tuple[int, int, str]] = Counter()
+    pairs = Counter[tuple[int, int, str]]()
+    sizes = Counter[str]()
     for groups, component, size in accounts.blobs():
+        sizes[component] += size
         having = sorted(numbers[shelf] for shelf in groups if shelf in numbers)
         for position, row in enumerate(having):
             for column in having[position:]:
                 pairs[row, column, component] += size
-    return [[row, column, _short(component), size] for (row, column, component), size in pairs.items()]
+    shown, told = _shown(sizes), Counter[tuple[int, int, str]]()
+    for (row, column, component), size in pairs.items():
+        told[row, column, shown[component]] += size
+    return [[*place, size] for place, size in told.items()]
+
+
+def _components(manifest: Manifest) -> Table:
+    """Number and bytes of the artifacts of each component."""
+    counts = count_components(manifest.items())
+    shown = _shown({name: count.bytes for name, count in counts.items()})
+    told = defaultdict[str, Count](Count)
+    for name, count in counts.items():
+        told[shown[name]] += count
+    return {name: [count.files, count.bytes] for name, count in told.items()}
+
+
+def _shown(sizes: Mapping[str, int]) -> dict[str, str]:
+    """What the page calls each component: the largest by their names, all others alike."""
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:_MOST_COMPONENTS]
+    return dict.fromkeys(sizes, OTHER) | {name: _short(name) for name in largest}
 
 
 def _restores(overview: Overview, scopes: Iterable[Scope]) -> list[Table]:

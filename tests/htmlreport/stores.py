@@ -44,8 +44,13 @@ def hostile_store(folder: Path) -> Storage:
     meta = {"environment": {"torch": EVIL, EVIL: EVIL}, "key": EVIL, "cache_root": EVIL}
     scope = Scope(H100, "model/v1", ENVIRONMENT)
     for number, created in ((1, "nan"), (2, "1e300")):
-        data = Manifest(files, meta=meta | {"number": number}).dump()
-        storage.blobs.loose.put_many([(digest_of(data), data)])
-        publish(storage.refs, Ref(scope, number, digest_of(data), len(data), (), float(created), EVIL, 1, 2**63 - 1))
+        publish_manifest(storage, scope, number, Manifest(files, meta=meta | {"number": number}), created)
     add(storage.backend, scope, Sample(1e15, RestoreStatus.RESTORED, 1, 2.0, 0.0, 1, 1, 1, 0, EVIL, EVIL))
     return storage
+
+
+def publish_manifest(storage: Storage, scope: Scope, number: int, manifest: Manifest, created: str = "1000") -> None:
+    """Publish a generation with a manifest that no commit would make."""
+    data = manifest.dump()
+    storage.blobs.loose.put_many([(digest_of(data), data)])
+    publish(storage.refs, Ref(scope, number, digest_of(data), len(data), (), float(created), EVIL, 1, 2**63 - 1))

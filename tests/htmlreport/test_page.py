@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.errors import KstoreError
 from kstore.gc import Policy, collect
@@ -20,10 +21,13 @@ from kstore.htmlreport import page
 from kstore.htmlreport.facts import COMPARED, collect_facts
 from kstore.htmlreport.page import make_page
 from kstore.packaged import read_packaged
+from kstore.published.manifest import Entry, Manifest
+from kstore.scope import Scope
+from kstore.stats.accounts import OTHER
 from kstore.storage import Storage
-from tests.htmlreport.stores import EVIL, EVIL_COMPONENT, full_store, hostile_store
+from tests.htmlreport.stores import EVIL, EVIL_COMPONENT, full_store, hostile_store, publish_manifest
 from tests.stats.stores import A100, H100, commit
-from tests.trees import shared_object
+from tests.trees import ENVIRONMENT, shared_object
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
@@ -139,6 +143,23 @@ def test_only_the_largest_keys_are_compared(tmp_path: Path, monkeypatch: pytest.
     facts = facts_of(full_store(tmp_path))
     assert len(facts["sharing"]["keys"]) == 2 < COMPARED
     assert {row for row, _, _, _ in facts["sharing"]["pairs"]} <= {0, 1}
+
+
+def test_of_very_many_components_the_largest_are_named(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "store")
+    storage.create()
+    sizes = {f"component-{number}": 1000 + number for number in range(500)} | {f"{EVIL * 20}{n}": 10**6 for n in (1, 2)}
+    files = {f"{name}/file": Entry(digest_of(name.encode()), size, 0, 0o644, 0, 0) for name, size in sizes.items()}
+    publish_manifest(storage, Scope(H100, "model/v1", ENVIRONMENT), 1, Manifest(files))
+    facts = facts_of(storage)
+    components = facts["scopes"][0]["generations"][0]["components"]
+    shared = {component: size for _, _, component, size in facts["sharing"]["pairs"]}
+
+    assert components["component-499"] == [1, 1499]
+    assert [count for name, count in components.items() if name not in sizes and name != OTHER] == [[2, 2 * 10**6]]
+    assert sum(files for files, _ in components.values()) == len(sizes)
+    assert sum(size for _, size in components.values()) == sum(shared.values()) == sum(sizes.values())
+    assert len(shared) < 100 and len(components) < 100
 
 
 def test_an_empty_store_has_a_page_too(tmp_path: Path) -> None:
