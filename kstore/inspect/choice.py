@@ -82,7 +82,7 @@ def _closest(pairs: list[Pair]) -> list[Pair]:
     """The pairs that have the most in common."""
     same_gpu = [(one, other) for one, other in pairs if one.gpu == other.gpu]
     same_software = [(one, other) for one, other in pairs if one.environment == other.environment]
-    both = [pair for pair in same_gpu if pair in set(same_software)]
+    both = [(one, other) for one, other in same_gpu if one.environment == other.environment]
     return both or same_gpu or same_software or pairs
 
 

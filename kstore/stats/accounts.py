@@ -73,10 +73,10 @@ def holdings(
             yield Holding(fetched.ref, number in pins[scope], manifest, needs)
         except MissError:
             continue  # removed since it was listed
-        except (IntegrityError, OSError) as error:
+        except (IntegrityError, OSError, MemoryError) as error:
             if _is_there(storage, scope, number):
-                name = f"generation {number} of {scope}"
-                unreadable.append(str(error) if name in str(error) else f"{name}: {error}")
+                name, reason = f"generation {number} of {scope}", reason_of(error)
+                unreadable.append(reason if name in reason else f"{name}: {reason}")
         progress.done += 1
 
 

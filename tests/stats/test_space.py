@@ -16,8 +16,11 @@ from kstore.blobs import BlobStore
 from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.gc.mark import needs_in
+from kstore.published import fetched
 from kstore.published.manifest import Manifest
+from kstore.published.ref import Ref
 from kstore.report import Count
+from kstore.scope import Scope
 from kstore.stats.accounts import Accounts, Holding, space_of
 from kstore.stats.overview import Shelf, overview
 from kstore.stats.space import Space
@@ -26,7 +29,7 @@ from kstore.store import Store
 from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
 from tests.test_repair import meanwhile, rot_frame
-from tests.trees import KEY, Node
+from tests.trees import ENVIRONMENT, KEY, Node
 
 KEYS = ("llama/v1", "llama/v2", "flux/dev")
 MEMORY = 64
@@ -209,6 +212,21 @@ def test_an_unreadable_generation_is_named_once(tmp_path: Path) -> None:
     assert "llama/v2" not in space.groups
     (said,) = space.unreadable
     assert said.count("generation 1 of llama/v2") == 1
+
+
+def test_a_manifest_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = busy_store(tmp_path)
+    real = fetched.read_manifest
+
+    def fails(blobs: BlobStore, ref: Ref) -> bytes:
+        if ref.scope.key == "llama/v2":
+            raise MemoryError
+        return real(blobs, ref)
+
+    monkeypatch.setattr(fetched, "read_manifest", fails)
+    space = by_key(storage)
+    assert space.unreadable == [f"generation 1 of {Scope(H100, 'llama/v2', ENVIRONMENT)}: MemoryError()"]
+    assert set(space.groups) == {"llama/v1", "flux/dev"}
 
 
 def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
