@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kstore.environment import Host
 from kstore.scope import Scope
-from kstore.stats.overview import Overview, Row, Shelf, overview
+from kstore.stats.overview import Commits, Overview, Row, Shelf, overview
 from kstore.stats.pages import add
 from kstore.stats.prometheus import as_prometheus
+from kstore.stats.space import Held
+from kstore.stats.totals import Totals
 from tests.stats.stores import A100, H100, busy_store, sample
 from tests.trees import ENVIRONMENT
 
@@ -47,6 +50,28 @@ def test_every_figure_can_be_read(found: Overview) -> None:
     assert samples["kstore_commit_seconds_count", own] == 2
     assert samples["kstore_restores_total", labels(A100, "llama/v1", result="hit")] == 0
     assert samples["kstore_store_stored_bytes", frozenset()] == found.whole.held.stored
+
+
+def test_each_figure_is_what_its_name_says() -> None:
+    restores = Totals(placed=1, left_out=2, waited=3.5)
+    commits = Commits(published=4, timed=5, seconds=6.5, most=7.5, uploaded=8, last=9.5)
+    row = Row(restores, commits, Held(generations=10, live=11, artifacts=12, unique=13, manifests=14, stored=15))
+    whole = Row(held=Held(artifacts=16, unique=17, stored=18))
+    samples = samples_of(as_prometheus(Overview("", None, {Shelf(H100, "key"): row}, whole, [])))
+
+    assert {name: value for (name, _), value in samples.items() if not name.startswith("kstore_restore")} == {
+        "kstore_left_out_files_total": 2, "kstore_waited_seconds_total": 3.5, "kstore_published_generations_total": 4,
+        "kstore_commit_seconds_count": 5, "kstore_commit_seconds_sum": 6.5, "kstore_uploaded_bytes": 8,
+        "kstore_generations": 10, "kstore_artifact_bytes": 12, "kstore_unique_bytes": 13, "kstore_stored_bytes": 15,
+        "kstore_store_artifact_bytes": 16, "kstore_store_unique_bytes": 17, "kstore_store_stored_bytes": 18,
+    }  # fmt: skip
+    assert samples["kstore_restored_files_total", labels(H100, "key")] == 1
+
+
+def test_the_whole_store_is_not_told_with_one_key(found: Overview) -> None:
+    samples = samples_of(as_prometheus(replace(found, key="llama/v1")))
+    assert ("kstore_generations", labels(H100, "llama/v1")) in samples
+    assert [name for name, _ in samples if name.startswith("kstore_store_")] == []
 
 
 def test_each_family_has_its_help_and_type_once(found: Overview) -> None:

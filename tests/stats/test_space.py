@@ -16,6 +16,7 @@ from kstore.blobs import BlobStore
 from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.gc.mark import needs_in
+from kstore.progress import Progress
 from kstore.published import fetched
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
@@ -121,6 +122,12 @@ def test_the_totals_are_those_of_the_folder(tmp_path: Path) -> None:
     assert space.unreadable == []
 
 
+def test_how_many_generations_have_been_read_can_be_told_meanwhile(tmp_path: Path) -> None:
+    progress = Progress()
+    whole = space_of(busy_store(tmp_path), lambda scope: scope.key, progress=progress).whole
+    assert progress.done == whole.generations == 7
+
+
 def test_what_no_generation_needs_is_listed_apart(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     needed = by_key(storage).whole.stored
@@ -212,6 +219,17 @@ def test_an_unreadable_generation_is_named_once(tmp_path: Path) -> None:
     assert "llama/v2" not in space.groups
     (said,) = space.unreadable
     assert said.count("generation 1 of llama/v2") == 1
+
+
+def test_a_key_that_was_forgotten_is_held_but_not_published(tmp_path: Path) -> None:
+    commit(tmp_path, "model/v1", "one")
+    commit(tmp_path, "model/v2", "one").store.forget("model/v2")
+    space = by_key(Storage(tmp_path / "store"))
+    held = space.groups["model/v2"]
+    assert (held.generations, held.live, held.published) == (2, 1, False)
+    assert held.artifacts == held.unique > 0
+    assert space.groups["model/v1"].published
+    assert (space.whole.generations, space.whole.live, space.whole.published) == (3, 2, True)
 
 
 def test_a_manifest_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
