@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from kstore.files import read_whole
+from kstore.why import find
 from tests.cli.commandline import TICK, Cli, Result
 from tests.why.entries import entry
 
@@ -117,10 +120,40 @@ def test_no_cache_root_is_made_to_look_into(cli: Cli) -> None:
 def test_json_has_it_all(cli: Cli) -> None:
     run(cli, "one", entry(default_dtype="a"))
     run(cli, "two", entry(default_dtype="b"))
-    (graph,) = cli("why", "my/v1", "--json").json["graphs"]
+    report = cli("why", "my/v1", "--json").json
+    (graph,) = report.pop("graphs")
 
     assert graph["reason"] == "differs"
     assert graph["differences"] == [{"name": "default_dtype", "stored": "a", "fresh": "b"}]
+    counted = {"generation": 1, "entries": 1, "kernels": [], "others": 0, "compared": 1, "bypassed": False}
+    assert report.items() >= counted.items()
+
+
+def test_what_came_besides_graphs_and_kernels_is_counted(cli: Cli) -> None:
+    run(cli, "one", entry(default_dtype="a"))
+    code = " && mkdir $TORCHINDUCTOR_CACHE_DIR/ab && echo pass > $TORCHINDUCTOR_CACHE_DIR/ab/cone.py"
+    run(cli, "two", entry(default_dtype="b"), more=code)
+
+    assert "1 graph (1 entry) compiled anew after generation 1 was restored, and 1 other artifact with them" in (
+        cli("why", "my/v1").out
+    )
+
+
+def test_an_entry_that_is_too_large_to_read_is_said_to_tell_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(cli, "one", entry(default_dtype="a"))
+    run(cli, "two", entry(default_dtype="b"))
+    monkeypatch.setattr(find, "_MAX_ENTRY", 10)
+
+    assert [graph["reason"] for graph in cli("why", "my/v1", "--json").json["graphs"]] == ["unreadable"]
+
+
+def test_an_entry_that_is_removed_meanwhile_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(cli, "one", entry(default_dtype="a"))
+    run(cli, "two", entry(default_dtype="b"))
+    monkeypatch.setattr(find, "read_whole", lambda path: os.unlink(path) or read_whole(path))
+    result = cli("why", "my/v1", "--json")
+
+    assert (result.code, result.json["graphs"]) == (0, [])
 
 
 def test_a_run_that_hit_has_no_reasons(cli: Cli) -> None:

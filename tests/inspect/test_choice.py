@@ -39,7 +39,9 @@ def test_a_generation_is_named_behind_its_key(text: str, key: str, generation: i
     assert Wanted.parse(text) == Wanted(key, generation)
 
 
-@pytest.mark.parametrize("text", ["", "@3", "my/v1@", "my/v1@0", "my/v1@-1", "my/v1@two", "my/v1@1@2", "m@³", "/m@1"])
+@pytest.mark.parametrize(
+    "text", ["", "@3", "my/v1@", "m@0", "m@-1", "m@two", "m@1@2", "m@³", "m@٣", f"m@1{'0' * 9}", "/m@1"]
+)
 def test_anything_else_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         Wanted.parse(text)
