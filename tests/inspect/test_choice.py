@@ -60,6 +60,20 @@ def test_an_only_scope_is_meant_whoever_asks(folder: Path) -> None:
     assert choose_one(store(folder), Wanted("m")).scope.gpu == "a"
 
 
+def test_where_there_is_one_nobody_asks_which_gpu_this_worker_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take seconds, or fail."""
+    commit(folder, "m", "a")
+    commit(folder, "n", "a", "torch-2")
+    asked: list[str] = []
+    monkeypatch.setattr(kstore.Store, "gpu", property(lambda self: asked.append("GPU")))
+
+    assert choose_one(store(folder), Wanted("m")).scope.gpu == "a"
+    assert chosen(folder, Wanted("m"), Wanted("n"))[1].environment == "torch-2"
+    assert asked == []
+
+
 def test_this_workers_own_scope_is_meant(folder: Path) -> None:
     commit(folder, "m", "a")
     commit(folder, "m", "own")
