@@ -40,7 +40,7 @@ class Wanted:
             UsageError: it is neither.
         """
         key, at, number = text.partition("@")
-        if at and not (number.isascii() and number.isdecimal() and 0 < len(number) < 10 and int(number)):
+        if at and not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
             raise UsageError(f"{text!r} is not a KEY@GENERATION such as my-model/v1@3")
         return cls(check_key(key), int(number) if at else None, gpu, environment, suffix)
 
