@@ -274,14 +274,18 @@ def test_a_key_is_compared_with_the_cache_root_here(tmp_path: Path, layout: str,
     assert (found.right.generation, found.right.label) == (0, str(node.tree.root))
 
 
+@pytest.mark.parametrize("after", ["restore", "commit"])
 def test_what_somebody_has_written_into_a_file_of_the_cache_root_is_seen(
-    tmp_path: Path, layout: str, host: Host
+    tmp_path: Path, layout: str, after: str, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder's times say nothing about that."""
-    builder, node = Node(tmp_path, "builder", layout=layout), Node(tmp_path, layout=layout)
+    for module in ("found", "scan"):  # as if it had been there for a while
+        monkeypatch.setattr(f"kstore.local.{module}.is_settled", lambda *_: True)
+    builder = Node(tmp_path, "builder", layout=layout)
     put_kernel(builder.tree, "one")
     builder.commit()
-    node.restore()
+    node = Node(tmp_path, layout=layout) if after == "restore" else builder
+    assert node.restore().ok if after == "restore" else node.commit().ok
     assert not kstore.compare(node.store, KEY).differ
 
     path = next((node.tree.root / "triton").rglob("*.ptx"))
