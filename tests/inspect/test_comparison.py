@@ -13,7 +13,7 @@ from kstore.errors import MissError
 from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides
 from kstore.inspect.items import Artifact
 from kstore.inspect.kinds import Kind
-from kstore.inspect.sides import Side, Sizes, _published_facts
+from kstore.inspect.sides import Side, Sizes, _published_facts, local_side
 from kstore.published.manifest import Flag, Manifest
 from kstore.report import Count
 from kstore.scope import Scope
@@ -308,6 +308,27 @@ def test_comparing_with_the_cache_root_leaves_out_other_hosts(
     again = Node(tmp_path, "here")
 
     assert not kstore.compare(again.store, KEY).differ
+
+
+def test_of_several_hosts_a_side_keeps_only_what_the_one_would_restore() -> None:
+    files = [Artifact("inductor/ab/cone.main.so", host, entry(host)) for host in ("", "a", "b")]
+    every = Side("m@1", Scope("gpu", "m", "torch"), 1, tuple(files), {"hosts": "a b", "torch": "2"}, lambda _: iter(()))
+
+    assert every.for_host("a").artifacts == (files[0], files[1])
+    assert every.for_host("a").facts == {"hosts": "a", "torch": "2"}
+    assert every.for_host("c").artifacts == (files[0],)
+    assert every.for_host("c").facts == {"torch": "2"}
+
+
+def test_what_another_environments_cache_root_was_built_with_is_not_taken_from_this_process(tmp_path: Path) -> None:
+    own, other = Node(tmp_path), Node(tmp_path, environment="torch-other")
+    own.tree.wrapper()
+    own.commit()
+    scope = own.store.scope(KEY)
+    certain = {"GPU": scope.gpu, "environment": scope.environment, "cache root": str(own.tree.root)}
+
+    assert local_side(other.store, scope, ask_host=False).facts == certain
+    assert local_side(own.store, scope, ask_host=False).facts == own.store.environment.facts | certain
 
 
 def test_without_a_cache_root_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
