@@ -9,8 +9,9 @@ import pytest
 
 import kstore
 from kstore.environment import Host
-from kstore.errors import MissError
-from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides
+from kstore.errors import MissError, StoreUnavailable
+from kstore.inspect import contents
+from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides, find_sides
 from kstore.inspect.items import Artifact
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side, Sizes, _published_facts, local_side
@@ -141,8 +142,10 @@ def test_one_more_answer_to_a_graphs_key_is_a_change(two: Two) -> None:
 def test_other_graphs_are_removed_and_added(two: Two) -> None:
     two.left.graph("fone")
     two.right.graph("ftwo")
+    found = two.compare()
 
-    assert brief(two.compare()) == [("removed", "fone"), ("added", "ftwo")]
+    assert brief(found) == [("removed", "fone"), ("added", "ftwo")]
+    assert found.unread == 0
 
 
 def test_the_same_kernel_of_another_rank_has_moved(two: Two) -> None:
@@ -215,6 +218,34 @@ def test_a_lost_blob_costs_only_what_it_would_have_told(two: Two) -> None:
     found = kstore.compare(two.nodes[0].store, "m/v1", "m/v2")
 
     assert brief(found) == [("changed", "triton_add")]
+
+
+def told_of_other_code(two: Two) -> list[tuple[str, bool | None]]:
+    put_kernel(two.left, "triton_add", code="add", num_warps=4)
+    put_kernel(two.right, "triton_add", code="sub", num_warps=8)
+    comparison = two.compare()
+    return [(found.name, found.other_code) for found in comparison.differences]
+
+
+def test_code_that_is_too_large_is_not_looked_into(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "MAX_SOURCE", 10)
+
+    assert told_of_other_code(two) == [("triton_add", None)]
+
+
+def test_what_a_store_cannot_give_just_now_costs_only_what_it_would_have_told(two: Two) -> None:
+    def fail(sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
+        raise StoreUnavailable("the store is down")
+        yield
+
+    assert told_of_other_code(two) == [("triton_add", True)]
+    left, right = find_sides(two.nodes[0].store, "m/v1", "m/v2")
+    found = compare_sides(left, replace(right, fetch=fail))
+
+    assert [(each.change, each.name, each.other_code) for each in found.differences] == [
+        (Change.CHANGED, "triton_add", None)
+    ]
+    assert found.unread == 1
 
 
 def test_bytes_are_counted_once_a_blob(two: Two) -> None:
@@ -393,7 +424,7 @@ def test_it_can_be_written_as_json(two: Two) -> None:
     [
         {},
         {"environment": [], "host": 7, "cache_root": None},
-        {"environment": {"GPU": "another", "environment": "another"}},
+        {"environment": {"GPU": "another", "environment": "another"}, "host": {"y" * 100_000: "cpu"}},
         {"environment": {"torch": {"a": []}, "cuda": "x" * 100_000}, "cache_root": {"a": "b"}, "folders": "none"},
     ],
 )
@@ -401,7 +432,7 @@ def test_facts_that_anybody_may_have_written_are_taken_with_care(meta: dict[str,
     facts = _published_facts(Scope("gpu", "m", "torch"), Manifest(meta=meta))
 
     assert {"GPU": "gpu", "environment": "torch"}.items() <= facts.items()
-    assert max(map(len, facts.values())) <= 4096
+    assert max(map(len, (*facts, *facts.values()))) <= len("host ") + 4096
 
 
 def test_what_is_known_about_one_side_alone_is_no_difference() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,6 +21,7 @@ from kstore.progress import Progress
 from kstore.published import fetched
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
+from kstore.published.refs import Refs
 from kstore.report import Count
 from kstore.scope import Scope
 from kstore.stats.accounts import Accounts, Holding, space_of
@@ -280,6 +282,17 @@ def test_what_gc_removes_meanwhile_is_not_lost(
 
     meanwhile(monkeypatch, owner, method, remove)
     assert by_key(store.storage).unreadable == []
+
+
+def test_what_cannot_be_asked_for_is_not_taken_for_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = commit(tmp_path, KEY, "one").store.storage
+
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError("denied")
+
+    monkeypatch.setattr(fetched, "read_manifest", refuse)
+    monkeypatch.setattr(Refs, "exists", refuse)
+    assert by_key(storage).unreadable == [f"generation 1 of {Scope(H100, KEY, ENVIRONMENT)}: denied"]
 
 
 def test_what_is_lost_is_told_also_if_gc_removes_something_else_meanwhile(
