@@ -23,6 +23,7 @@ from tests.inspect.caches import (
     put_cpp,
     put_kernel,
     put_module,
+    put_named,
 )
 from tests.trees import KEY, Node, entry, shared_object
 
@@ -178,6 +179,13 @@ def test_a_cpp_kernel_built_with_other_flags_is_named_by_a_module_that_both_have
     found = two.difference()
 
     assert (found.name, found.change, found.files) == ("cpp_fused_add_0", Change.CHANGED, (".main.so",))
+
+
+def test_the_module_of_one_triton_kernel_is_named_after_it(two: Two) -> None:
+    for tree, body in ((two.left, "pass"), (two.right, "return")):
+        put_named(tree, ".py", f"@triton.jit\ndef triton_red_fused_sum_7(in_ptr0):\n    {body}\n")
+
+    assert brief(two.compare()) == [("changed", "triton_red_fused_sum_7")]
 
 
 def test_a_tuned_choice_shows_what_was_chosen(two: Two) -> None:
