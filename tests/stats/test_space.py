@@ -330,6 +330,23 @@ def test_what_a_repair_has_saved_in_another_pack_is_not_lost(tmp_path: Path, aft
     assert space.whole.stored == space.objects.bytes == sum(objects(node.store.storage).values())
 
 
+def test_what_a_repair_has_saved_in_a_pack_that_no_generation_names_is_not_lost(tmp_path: Path) -> None:
+    node = Node(tmp_path, layout="packed")
+    kernel = node.tree.kernel()
+    node.tree.put("inductor/ab/clarge.py", os.urandom(5 << 20))
+    node.commit()
+    rot_frame(node, f"{kernel}/k.cubin")
+    node.store.verify(repair=True)
+    node.commit()
+    node.store.pin(KEY, 1)
+    node.store.forget(KEY)
+    node.store.gc(Policy(keep=1, offline=True))
+    space = by_key(node.store.storage)
+    assert (space.whole.generations, space.whole.live) == (2, 1)
+    assert (space.unreadable, space.whole.elsewhere) == ([], 0)
+    assert space.whole.stored == space.objects.bytes == sum(objects(node.store.storage).values()) > 5 << 20
+
+
 def test_a_blob_that_gc_has_aside_is_stored(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     before = by_key(storage).whole
