@@ -11,6 +11,7 @@ import pytest
 
 from kstore.blobs import BlobStore
 from kstore.deadline import Waiting
+from kstore.local.line import Line
 from kstore.operations.theirs import Newest
 from kstore.polls import polls
 from kstore.published import races as racing
@@ -158,6 +159,62 @@ def test_a_pack_that_is_gone_is_asked_for_at_each_attempt(node: Node, rival: Nod
     assert newest.lacks_pack(ref)
     away.rename(pack)
     assert not newest.lacks_pack(ref)
+
+
+class Waited:
+    """A line in which it is always one's turn."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wait(self, seconds: float) -> None:
+        self.said.append(f"waited, for {seconds:g} s at most")
+
+    def leave(self) -> None:
+        self.said.append("left")
+
+
+class TestLine:
+    """Whoever has lost a race lets those of its host go first that have lost one before."""
+
+    def test_nobody_stands_in_line_for_the_first_attempt(self) -> None:
+        line = Waited()
+        next(iter(races(line)))
+        assert line.said == ["left"]
+
+    def test_whoever_loses_stands_in_line_until_all_is_done(self) -> None:
+        line = Waited()
+        for _ in zip(range(3), races(line), strict=False):
+            pass
+        assert line.said == ["waited, for 2 s at most"] * 2 + ["left"]
+
+    def test_an_error_leaves_the_line(self) -> None:
+        line = Waited()
+
+        def fail() -> None:
+            for _ in races(line):
+                raise OSError
+
+        with pytest.raises(OSError):
+            fail()
+        assert line.said == ["left"]
+
+    def test_all_that_commit_to_one_key_of_a_store_stand_in_one_line(
+        self, node: Node, rival: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waited: list[Line] = []
+        monkeypatch.setattr(Line, "wait", lambda line, _: waited.append(line))
+        outrun(monkeypatch, rival, 1, before="publish")
+        node.commit()
+        node.tree.kernel("more")
+        rival.tree.kernel("more of the rival's")
+        outrun(monkeypatch, node, 1, before="publish")
+        rival.commit()
+        first, second = waited
+        monkeypatch.undo()
+        assert first.wait(0)
+        assert not second.wait(0)
+        first.leave()
 
 
 class TestWaits:

@@ -18,6 +18,7 @@ from kstore.damaged import damage_mark, damaged_blobs
 from kstore.errors import IntegrityError
 from kstore.intake import Intake
 from kstore.local.found import Scan
+from kstore.local.line import Line
 from kstore.local.state import State, StillRoot
 from kstore.merge import count_declined
 from kstore.operations.foreign import foreign_at_commit, mark_machine
@@ -143,7 +144,7 @@ class _Commit:
             self.memory.save_host(self._ours)
             self.memory.save_index(self._unsaved)
             self._unsaved = None
-        for _ in races():
+        for _ in races(Line(f"{self._storage.location} {self._worker.scope}")):
             theirs = self._newest.theirs()
             proposal = self._propose(theirs)
             lost = self._lost(theirs.snapshot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 from kstore.errors import StoreUnavailable
 from kstore.polls import RANDOM
@@ -20,18 +21,35 @@ _LONGEST = 2.0
 """Seconds: no wait is longer, since a job that is told to end may be about to publish."""
 
 
-def races() -> Iterator[None]:
+class Line(Protocol):
+    """Those of one host that are to publish, one after the other."""
+
+    def wait(self, seconds: float) -> object:
+        """Wait for one's turn, but no longer than that."""
+
+    def leave(self) -> None:
+        """Let the next one go."""
+
+
+def races(line: Line | None = None) -> Iterator[None]:
     """The attempts of one writer to publish; if they all fail, it is `outraced`.
 
-    Whoever loses again and again lets others go first, each for another while. When a large fleet commits all at once,
-    nearly every attempt would be in vain otherwise, and each is work for the store and for the host.
+    Whoever loses stands in `line`, and whoever loses again and again lets others go first, each for another while. When
+    a large fleet commits all at once, nearly every attempt would be in vain otherwise, and each is work for the store
+    and for the host.
     """
-    for lost in range(1, MAX_RACES + 1):
-        began = time.monotonic()
-        yield
-        took = time.monotonic() - began
-        patience = min(max(lost - _EAGER, 0), _PATIENCE)
-        time.sleep(min(_LONGEST, RANDOM.uniform(0, patience) * took))
+    try:
+        for lost in range(1, MAX_RACES + 1):
+            began = time.monotonic()
+            yield
+            took = time.monotonic() - began
+            patience = min(max(lost - _EAGER, 0), _PATIENCE)
+            time.sleep(min(_LONGEST, RANDOM.uniform(0, patience) * took))
+            if line:
+                line.wait(_LONGEST)
+    finally:
+        if line:
+            line.leave()
 
 
 def outraced(scope: Scope) -> StoreUnavailable:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from kstore.local.line import Line
 from kstore.threads import Pool
 from tests.interleavings.memory import Answer, Kind, Memory, MemoryBackend, Step
 
@@ -149,6 +150,7 @@ def deterministic() -> Iterator[None]:
         _replace(patch, secrets, "token_hex", lambda actor, count=16: actor.random_bytes(count).hex())
         # `kstore.threads` then works in the caller's thread, as it does at the end of the interpreter.
         _replace(patch, Pool, "submit", _refuse)
+        _replace(patch, Line, "wait", lambda *_: False)  # Whoever is late in it goes on without it.
         allocate = ctypes.CDLL(None).mallopt
         allocate(_M_MMAP_THRESHOLD, _ZEROED)
         yield
