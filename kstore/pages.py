@@ -10,7 +10,7 @@ The format is that of LMDB 0.9 (`MDB_page`, `MDB_node`, `MDB_db` and `MDB_meta` 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kstore.errors import IntegrityError
 
@@ -81,6 +81,7 @@ class TableFile:
         if flags or depth > _MAX_DEPTH:
             raise IntegrityError(f"a tree with flags {flags} and depth {depth}")
         level = [] if root == _NO_PAGE else [root]
+        self._visit(level)
         for _ in range(depth - 1):
             level = [child for page in level for child in self._branch(page)]
         return (self._leaf(page, kind) for page in level)
@@ -96,28 +97,29 @@ class TableFile:
             if pointer + _NODE.size + key > self._size:
                 raise IntegrityError(f"page {page} has a key beyond its end")
             children.append(low | middle << 16 | high << 32)
+        self._visit(children)
         return children
 
     def _leaf(self, page: int, kind: int) -> list[Row]:
-        data, start, head, unpack = self._data, page * self._size, _NODE.size, _NODE.unpack_from
-        total, rows = 0, []
+        start, limit, head, unpack = page * self._size, self._size, _NODE.size, _NODE.unpack_from
+        data, total, rows = self._data[start : start + limit], 0, list[Row]()
         for pointer in self._pointers(page, _LEAF):
-            low, high, flags, length = unpack(data, start + pointer)
-            key = start + pointer + head
-            value, size = key + length, low | high << 16
-            is_big = flags == _BIG and not kind
-            if flags != kind and not is_big:
-                raise IntegrityError(f"page {page} has a node with flags {flags}")
-            taken = head + length + (_POINTER.size if is_big else size)
-            total += taken
-            if pointer + taken > self._size or total > self._size:
+            low, high, flags, length = unpack(data, pointer)
+            value, size = pointer + head + length, low | high << 16
+            end = value + (_POINTER.size if flags == _BIG else size)
+            total += end - pointer
+            if end > limit or total > limit:
                 raise IntegrityError(f"page {page} has a node beyond its end")
-            rows.append((data[key:value], self._overflow(value, size) if is_big else data[value : value + size]))
+            if flags == kind:
+                rows.append((data[pointer + head : value], data[value:end]))
+            elif flags == _BIG and not kind:
+                rows.append((data[pointer + head : value], self._overflow(data[value:end], size)))
+            else:
+                raise IntegrityError(f"page {page} has a node with flags {flags}")
         return rows
 
     def _pointers(self, page: int, kind: int) -> tuple[int, ...]:
         """Where the nodes of a page are in it."""
-        self._visit(page)
         number, _, flags, lower, _ = _PAGE.unpack_from(self._data, page * self._size)
         count = (lower - _PAGE.size) // 2
         if (number, flags) != (page, kind) or count < 1 or lower != _PAGE.size + 2 * count or lower > self._size:
@@ -127,16 +129,16 @@ class TableFile:
             raise IntegrityError(f"page {page} has a node outside of it")
         return pointers
 
-    def _overflow(self, at: int, size: int) -> bytes:
-        """A value too large for its page has pages of its own; their number is at `at`."""
-        (first,) = _POINTER.unpack_from(self._data, at)
-        for page in range(first, first + (_PAGE.size - 1 + size) // self._size + 1):
-            self._visit(page)
+    def _overflow(self, pointer: bytes, size: int) -> bytes:
+        """A value too large for its page has pages of its own, and `pointer` in its place."""
+        (first,) = _POINTER.unpack(pointer)
+        self._visit(range(first, first + (_PAGE.size - 1 + size) // self._size + 1))
         start = first * self._size + _PAGE.size
         return self._data[start : start + size]
 
-    def _visit(self, page: int) -> None:
-        """No page is reached twice: the time and memory that a file takes are limited by its size."""
-        if not _META_PAGES <= page < self._count or page in self._seen:
-            raise IntegrityError(f"page {page} is elsewhere")
-        self._seen.add(page)
+    def _visit(self, pages: Iterable[int]) -> None:
+        """No page is led to twice: the time and memory that a file takes are limited by its size."""
+        for page in pages:
+            if not _META_PAGES <= page < self._count or page in self._seen:
+                raise IntegrityError(f"page {page} is elsewhere")
+            self._seen.add(page)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -34,6 +36,10 @@ BRANCH = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page +
 (CHILD,) = struct.unpack_from("<H", WHOLE, BRANCH + 16)
 LEAF = struct.unpack_from("<I", WHOLE, BRANCH + CHILD)[0] * PAGE
 (NODE,) = struct.unpack_from("<H", WHOLE, LEAF + 16)
+# The page of the tables, its first node, and the record of the table with the branch.
+MAIN = struct.unpack_from("<Q", WHOLE, NEWEST + 128)[0] * PAGE
+(TABLE,) = struct.unpack_from("<H", WHOLE, MAIN + 16)
+RECORD = WHOLE.index(b"many", MAIN) + len(b"many")
 # The first page of the large value.
 LARGE = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page + 10] == 4) // PAGE
 
@@ -75,6 +81,9 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
         "a key beyond its page": altered(LEAF + NODE + 6, "<H", PAGE),
         "a large value that is none": altered(LEAF + NODE + 4, "<H", 1),
         "duplicates": altered(LEAF + NODE + 4, "<H", 6),
+        "a row among the tables": altered(MAIN + TABLE + 4, "<H", 0),
+        "a table that is a large value": altered(MAIN + TABLE + 4, "<H", 1),
+        "a table of half a record": altered(MAIN + TABLE, "<H", 24),
         "a child beyond the end": altered(BRANCH + CHILD, "<HHH", 0, 0, 1),
         "a child that is its parent": altered(BRANCH + CHILD, "<HHH", BRANCH // PAGE, 0, 0),
         "a branch with one child": altered(BRANCH + 12, "<H", 18),
@@ -96,6 +105,32 @@ def test_a_node_that_is_read_for_many_takes_no_more_than_its_page() -> None:
     struct.pack_into("<HHHH", data, LEAF + lower, 2000, 0, 0, 6)
     with pytest.raises(IntegrityError):
         tablefiles.load(bytes(data))
+
+
+def branch(number: int, children: Sequence[int], times: int = 1) -> bytes:
+    """A page that leads to each of these this many times."""
+    nodes = b"".join(struct.pack("<HHHH", child, 0, 0, 0) for child in children)
+    start = PAGE - len(nodes)
+    pointers = [*range(start, PAGE, 8)] * times
+    head = struct.pack("<QHHHH", number, 0, 1, 16 + 2 * len(pointers), start)
+    return (head + struct.pack(f"<{len(pointers)}H", *pointers)).ljust(start, b"\0") + nodes
+
+
+def test_branches_that_lead_to_one_page_again_and_again_fill_no_memory() -> None:
+    first, count = len(WHOLE) // PAGE, 400
+    below = range(first + 1, first + 1 + count)
+    pages = [branch(first, below), *(branch(page, [LEAF // PAGE], times=2036) for page in below)]
+    data = bytearray(WHOLE + b"".join(pages))
+    struct.pack_into("<Q", data, NEWEST + 136, first + count)
+    struct.pack_into("<H", data, RECORD + 6, 3)
+    struct.pack_into("<Q", data, RECORD + 40, first)
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match="elsewhere"):
+            tablefiles.load(bytes(data))
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_table_that_occurs_twice_is_refused() -> None:
