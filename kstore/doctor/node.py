@@ -232,8 +232,8 @@ def _check_calls() -> Check:
     try:
         tables.dump({}, 0)
     except KstoreError as error:
-        found = f"no manifest can be made or read here: {error}"
-        return bad("system calls", found, "nothing is restored or committed: mount /proc, and allow memfd_create(2)")
+        found = f"no manifest can be made here: {error}"
+        return bad("system calls", found, "nothing is committed: mount /proc, and allow memfd_create(2)")
     if IS_COMPILED:
         return ok("system calls", "made by the compiled module")
     found = "made by Python, one by one: kstore's module in C was not compiled when it was installed"

@@ -22,12 +22,12 @@ from kstore.doctor import Check, Verdict, examine
 from kstore.doctor.check import again
 from kstore.environment import Environment, Host
 from kstore.environment.influences import have_same_keys, influence, influences
-from kstore.errors import StoreUnavailable, WaitTimeout
+from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
 from kstore.local import numbered
 from kstore.local.link import Linker, LinkMode
 from kstore.mounts import Mount
 from kstore.published.manifest import Manifest, Seen
-from kstore.report import CommitStatus
+from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
 from kstore.store import Store
 from tests.faults.reading import trouble_with, unlistable
@@ -1227,7 +1227,21 @@ def test_a_container_that_has_no_files_in_memory_is_bad(published: Node, monkeyp
     monkeypatch.setattr(os, "memfd_create", refuse)
     found = worst(published.store)["system calls"]
     assert found.verdict is Verdict.BAD
-    assert "memfd_create" in found.found and "mount /proc" in found.advice
+    assert "memfd_create" in found.found and found.advice.startswith("nothing is committed: mount /proc")
+
+
+def test_a_container_that_has_no_files_in_memory_restores_and_only_cannot_commit(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    other = Node(tmp_path, "other")
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert other.restore().status is RestoreStatus.RESTORED
+    other.tree.kernel("more")
+    with pytest.raises(KstoreError, match="memfd_create"):
+        other.commit()
 
 
 def test_a_compiler_that_does_not_answer_is_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
