@@ -30,7 +30,7 @@ from kstore.local.state import StateFolder
 from kstore.published.manifest import BELOW, LINK, Seen, unpack_entries, with_parents
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
-from kstore.published.untrusted import stay_below
+from kstore.published.untrusted import are_shallow, stay_below
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class Begun:
 
     def see(self, paths: Sequence[str], records: bytes, nearest: Set[str]) -> None:
         """Make the folders of these rows of its manifest, and link their blobs."""
-        if self._is_dropped or not stay_below(paths):
-            return  # If a path leads elsewhere, the manifest will be refused.
+        if self._is_dropped or not (stay_below(paths) and are_shallow(nearest)):
+            return  # If a path leads elsewhere or far too deep, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
         self.making.append(submit(self._folder_pool, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))

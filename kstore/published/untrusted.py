@@ -8,10 +8,22 @@ from operator import attrgetter
 
 from kstore.components.table import KSTORE_FOLDER
 from kstore.errors import IntegrityError
-from kstore.published.manifest import GROUP, LINK, NEVER_LINKED, SLOT, Files, Manifest, nearest_folders, with_parents
+from kstore.published.manifest import (
+    DEEPEST,
+    GROUP,
+    LINK,
+    NEVER_LINKED,
+    SLOT,
+    Files,
+    Manifest,
+    nearest_folders,
+    with_parents,
+)
 
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
 """What no path may contain, with a "/" put before and after it. Nor may it contain an empty part, or NUL."""
+_MOST_FOLDERS = 2 * DEEPEST
+"""That a path may be in: all that a path is in are held in memory, each by its whole name."""
 _FLAGS, _UNIT = attrgetter("flags"), attrgetter("unit")
 _COUNT = 1024
 """Paths that are looked at in one go."""
@@ -51,15 +63,22 @@ def stay_below(paths: Iterable[str]) -> bool:
     return True
 
 
+def are_shallow(folders: Iterable[str]) -> bool:
+    """Whether none of these folders is in more folders than a path may be in."""
+    return max(map(str.count, folders, repeat("/")), default=0) < _MOST_FOLDERS
+
+
 def check_entries(files: Files) -> None:
     """Look at the entries: no commit makes a group of a component's own folder, whose swap would take away everything
     else in it, and none links a file that does not hold the blob's bytes.
 
     Raises:
-        IntegrityError: the flags or the unit of an entry contradict each other or its path.
+        IntegrityError: the flags or the unit of an entry contradict each other or its path, or that is far too deep.
     """
     columns = map(str.count, files, repeat("/")), map(_FLAGS, files.values()), map(_UNIT, files.values())
     for folders, flags, unit in set(zip(*columns, strict=True)):
+        if folders > _MOST_FOLDERS:
+            raise IntegrityError(f"a manifest holds a path in {folders} folders; nothing is restored")
         wrong_unit = flags & (GROUP | SLOT) and not 2 <= unit <= folders
         if wrong_unit or (flags & GROUP and flags & SLOT) or (flags & LINK and flags & NEVER_LINKED):
             raise IntegrityError(f"a manifest holds an entry with flags {flags} and unit {unit}; nothing is restored")

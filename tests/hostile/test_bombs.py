@@ -145,6 +145,14 @@ def test_a_manifest_that_is_long(node: Node) -> None:
     assert Outcome(node).status == "IntegrityError"
 
 
+@pytest.mark.parametrize("count", [0, 1000])
+def test_a_path_in_a_hundred_thousand_folders(node: Node, count: int) -> None:
+    """Of a large manifest, folders are made while it is parsed."""
+    files = {f"inductor/ab/{number}.py": entry() for number in range(count)}
+    publish(node, files | {"inductor/" + "x/" * 100_000 + "x": entry()})
+    assert Outcome(node).status == "IntegrityError"
+
+
 def test_a_frame_that_declares_more_than_its_bytes_can_hold(node: Node) -> None:
     """The manifest asks for a gigabyte as well."""
     frame = zeros(MIB, says_its_size=False)
