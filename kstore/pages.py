@@ -17,7 +17,7 @@ from kstore.errors import IntegrityError
 Row = tuple[bytes, bytes]
 """Key and value."""
 
-_PAGE_SIZES = {1 << shift for shift in range(9, 17)}
+_PAGE_SIZES = {1 << shift for shift in range(9, 16)}
 _PAGE = struct.Struct("<QHHHH")
 """Its own number, unused, what it is, where its pointers end, where its nodes begin."""
 _NODE = struct.Struct("<HHHH")
@@ -91,12 +91,8 @@ class TableFile:
         pointers = self._pointers(page, _BRANCH)
         if len(pointers) < 2:
             raise IntegrityError(f"page {page} branches to nowhere")
-        start, children = page * self._size, []
-        for pointer in pointers:
-            low, middle, high, key = _NODE.unpack_from(self._data, start + pointer)
-            if pointer + _NODE.size + key > self._size:
-                raise IntegrityError(f"page {page} has a key beyond its end")
-            children.append(low | middle << 16 | high << 32)
+        nodes = [_NODE.unpack_from(self._data, page * self._size + pointer) for pointer in pointers]
+        children = [low | middle << 16 | high << 32 for low, middle, high, _ in nodes]
         self._visit(children)
         return children
 
@@ -122,7 +118,7 @@ class TableFile:
         """Where the nodes of a page are in it."""
         number, _, flags, lower, _ = _PAGE.unpack_from(self._data, page * self._size)
         count = (lower - _PAGE.size) // 2
-        if (number, flags) != (page, kind) or count < 1 or lower != _PAGE.size + 2 * count or lower > self._size:
+        if (number, flags) != (page, kind) or count < 1 or lower != _PAGE.size + 2 * count:
             raise IntegrityError(f"page {page} is not what it should be")
         pointers = struct.unpack_from(f"<{count}H", self._data, page * self._size + _PAGE.size)
         if min(pointers) < lower or max(pointers) + _NODE.size > self._size:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import lmdb
 import pytest
 
+from kstore import tables
 from kstore.errors import IntegrityError
 from tests import tablefiles
 
@@ -36,15 +37,16 @@ BRANCH = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page +
 (CHILD,) = struct.unpack_from("<H", WHOLE, BRANCH + 16)
 LEAF = struct.unpack_from("<I", WHOLE, BRANCH + CHILD)[0] * PAGE
 (NODE,) = struct.unpack_from("<H", WHOLE, LEAF + 16)
-# The page of the tables, its first node, and the record of the table with the branch.
+# The page of the tables, its first node, and the records of the empty table and of the one with the branch.
 MAIN = struct.unpack_from("<Q", WHOLE, NEWEST + 128)[0] * PAGE
 (TABLE,) = struct.unpack_from("<H", WHOLE, MAIN + 16)
-RECORD = WHOLE.index(b"many", MAIN) + len(b"many")
-# The first page of the large value.
+EMPTY, RECORD = (WHOLE.index(name, MAIN) + len(name) for name in (b"empty", b"many"))
+# The first page of the large value, and what leads to it.
 LARGE = next(page for page in range(2 * PAGE, len(WHOLE), PAGE) if WHOLE[page + 10] == 4) // PAGE
+POINTER = WHOLE.index(b"large" + struct.pack("<Q", LARGE)) + len(b"large")
 
 
-@pytest.mark.parametrize(("count", "rows"), [(0, 0), (1, 0), (1, 1), (1, 20_000), (100, 20)])
+@pytest.mark.parametrize(("count", "rows"), [(0, 0), (1, 0), (1, 1), (1, 1000), (1, 20_000), (100, 20)])
 def test_every_file_that_is_made_is_read(count: int, rows: int) -> None:
     table = {b"%06d" % number: bytes(52) for number in range(rows)}
     content = {f"table{number}": table for number in range(count)}
@@ -64,11 +66,15 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
         "another version of the format": altered(PAGE + 20, "<I", 2),
         "two page sizes": altered(PAGE + 40, "<I", 512),
         "a last page beyond the end": altered(NEWEST + 136, "<Q", 2**63),
-        "a large value behind the last page": altered(NEWEST + 136, "<Q", LARGE),
+        "a page behind the last one": altered(NEWEST + 136, "<Q", MAIN // PAGE - 1),
+        "a large value in a meta page": altered(POINTER, "<Q", 1),
+        "a large value in a table": altered(POINTER, "<Q", LEAF // PAGE),
+        "a large value beyond the end": altered(POINTER, "<Q", 2**64 - 1),
         "a root beyond the end": altered(NEWEST + 128, "<Q", 2**40),
         "a root that is a meta page": altered(NEWEST + 128, "<Q", 1),
         "keys that are compared as numbers": altered(NEWEST + 92, "<H", 8),
         "a tree that is too deep": altered(NEWEST + 94, "<H", 2**16 - 1),
+        "an empty tree that is too deep": altered(EMPTY + 6, "<H", 33),
         "a page of another number": altered(LEAF, "<Q", 0),
         "a leaf that says it is a branch": altered(LEAF + 10, "<H", 1),
         "a leaf with fixed sizes": altered(LEAF + 10, "<H", 0x22),
@@ -78,13 +84,14 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
         "a node outside of its page": altered(LEAF + 16, "<H", PAGE - 1),
         "a node among the pointers": altered(LEAF + 16, "<H", 16),
         "a value beyond its page": altered(LEAF + NODE, "<HH", 0, 1),
+        "a value one byte beyond its page": altered(LEAF + NODE, "<H", 61),
         "a key beyond its page": altered(LEAF + NODE + 6, "<H", PAGE),
         "a large value that is none": altered(LEAF + NODE + 4, "<H", 1),
         "duplicates": altered(LEAF + NODE + 4, "<H", 6),
         "a row among the tables": altered(MAIN + TABLE + 4, "<H", 0),
         "a table that is a large value": altered(MAIN + TABLE + 4, "<H", 1),
         "a table of half a record": altered(MAIN + TABLE, "<H", 24),
-        "a child beyond the end": altered(BRANCH + CHILD, "<HHH", 0, 0, 1),
+        "a child beyond the end": altered(BRANCH + CHILD + 4, "<H", 1),
         "a child that is its parent": altered(BRANCH + CHILD, "<HHH", BRANCH // PAGE, 0, 0),
         "a branch with one child": altered(BRANCH + 12, "<H", 18),
         "the same child twice": altered(BRANCH + 18, "<H", CHILD),
@@ -133,6 +140,15 @@ def test_branches_that_lead_to_one_page_again_and_again_fill_no_memory() -> None
         tracemalloc.stop()
 
 
+def test_two_tables_of_one_tree_are_refused() -> None:
+    """Otherwise a small file would have any number of rows."""
+    data = bytearray(tablefiles.dump({"empty": {}, "one": {b"a": b"b"}}))
+    records = [data.rindex(name) + len(name) for name in (b"empty", b"one")]
+    data[records[0] : records[0] + 48] = data[records[1] : records[1] + 48]
+    with pytest.raises(IntegrityError, match="elsewhere"):
+        tablefiles.load(bytes(data))
+
+
 def test_a_table_that_occurs_twice_is_refused() -> None:
     """Otherwise rows that no worker counts would be shown to whoever begins with them early."""
     data = tablefiles.dump({"one": {b"a": b""}, "two": {b"a": b""}})
@@ -146,6 +162,22 @@ def test_files_with_pages_of_any_size_are_read(page_size: int) -> None:
         data = tablefiles.dump(CONTENT)
     assert struct.unpack_from("<I", data, 40) == (page_size,)
     assert tablefiles.load(data) == CONTENT
+
+
+def test_files_of_very_many_pages_are_read() -> None:
+    content = {"a": {b"large": bytes(34 << 20)}, "b": CONTENT["many"]}
+    with patch("kstore.tables._PAGE_SIZE", 512):
+        data = tablefiles.dump(content)
+    assert len(data) > 512 << 16
+    assert tablefiles.load(data) == content
+
+
+@pytest.mark.parametrize("page_size", [256, 65536])
+def test_files_with_pages_of_no_size_that_lmdb_knows_are_refused(page_size: int) -> None:
+    with patch("kstore.tables._PAGE_SIZE", page_size):
+        data = tables._empty_file(1 << 20)
+    with pytest.raises(IntegrityError, match=f"pages of {page_size} bytes"):
+        tablefiles.load(data)
 
 
 def test_what_lmdb_itself_has_written_is_read_as_lmdb_reads_it(tmp_path: Path) -> None:

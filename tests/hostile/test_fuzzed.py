@@ -49,7 +49,7 @@ def fuzz(count: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], No
     run()
 
 
-# ---- Manifests: pages that LMDB would follow, under a correct digest
+# ---- Manifests: pages that lead astray, under a correct digest
 
 PAGE = 4096
 
