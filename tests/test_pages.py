@@ -83,6 +83,7 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
         "more pointers than a page": altered(LEAF + 12, "<H", 2**16 - 2),
         "a node outside of its page": altered(LEAF + 16, "<H", PAGE - 1),
         "a node among the pointers": altered(LEAF + 16, "<H", 16),
+        "a node that is the head of its page": altered(LEAF + 16, "<H", 0),
         "a value beyond its page": altered(LEAF + NODE, "<HH", 0, 1),
         "a value one byte beyond its page": altered(LEAF + NODE, "<H", 61),
         "a key beyond its page": altered(LEAF + NODE + 6, "<H", PAGE),
