@@ -9,8 +9,8 @@ version is never found. Objects of a C++ compiler are not named that way: they a
 from __future__ import annotations
 
 import errno
+import math
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,8 @@ from kstore.components import Component, load_table
 from kstore.components.table import KSTORE_FOLDER, table_version
 from kstore.errors import ArchiveError, FileError, reason_of
 from kstore.folders import make_folder
-from kstore.integrations.members import DAMAGED, MAX_READ, Member, members
+from kstore.freespace import free_bytes
+from kstore.integrations.members import DAMAGED, LIMIT, MAX_READ, Member, members
 from kstore.integrations.unpacked import CLASHES, temporary_root
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.found import Skipped
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _MAX_FILES = 1_000_000
 _MAX_DEPTH = 64
 _MAX_NAME = 1024
+_MOST_BYTES = 8 << 30
+"""Where a filesystem has no size: several times what a large model leaves, and less than a host's memory."""
 _BLOCK = 4096
 """Bytes that a file or a folder takes beside its contents, more or less."""
 _KERNELS = "triton-of-devices"
@@ -108,7 +111,7 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
         ArchiveError, FileError: as `adopt` does.
     """
     try:
-        unpacking = _Unpacking(root, component, check, shutil.disk_usage(root).free // 2)
+        unpacking = _Unpacking(root, component, check, _room(root))
         with ExitStack() as stack:
             for member in members(archive, stack, unpacking.room):
                 check()
@@ -127,6 +130,12 @@ def unpack(archive: Path, root: Path, component: str, check: Callable[[], None])
     return [*unpacking.left.values()]
 
 
+def _room(root: Path) -> int:
+    """Bytes that an archive may take: a job needs the other half of the disk."""
+    free = free_bytes(root)
+    return _MOST_BYTES if math.isinf(free) else int(free) // 2
+
+
 @dataclass(slots=True)
 class _Unpacking:
     """Unpacks one archive, member by member."""
@@ -136,7 +145,7 @@ class _Unpacking:
     """The component whose folder the archive is of."""
     check: Callable[[], None]
     room: int
-    """Bytes that may still be unpacked: a job needs the other half of the disk."""
+    """Bytes that may still be unpacked."""
     files: int = 0
     left: dict[str, Skipped] = field(default_factory=dict)
     """What was left out, by path: several devices may have it."""
@@ -167,7 +176,7 @@ class _Unpacking:
         self.files += files
         self.room -= files * _BLOCK + size
         if size < 0 or self.room < 0 or self.files > _MAX_FILES:
-            raise ArchiveError("what it declares is more than half of the free space, or more than a million files")
+            raise ArchiveError(f"what it declares is more than {LIMIT}, or more than a million files")
 
     def _write(self, member: Member, target: Path) -> None:
         """Write a member to a name that is free: an archive that holds a name twice is refused."""

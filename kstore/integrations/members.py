@@ -28,6 +28,8 @@ DAMAGED = (
     RuntimeError, ValueError, LookupError, gzip.BadGzipFile,
 )  # fmt: skip
 """What Python's own modules raise for an archive that is damaged, or made to do harm."""
+LIMIT = "half of the free space, or than 8 GiB where a filesystem has no size"
+"""What an archive may take, in words."""
 _MAX_DIRECTORY = 128 << 20
 """Bytes of a zip's directory: enough for a million names."""
 _ZIP, _GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"
@@ -146,7 +148,7 @@ class _Bounded:
         if position < self._file.tell():
             raise ArchiveError("a member's size leads back to what was read before")
         if position > self._room:
-            raise ArchiveError("what it declares is more than half of the free space")
+            raise ArchiveError(f"what it declares is more than {LIMIT}")
         return self._file.seek(position)
 
     def tell(self) -> int:
@@ -157,4 +159,4 @@ class _Bounded:
         if self._of_header is not None and self._of_header < 0:
             raise ArchiveError("a member's headers are too long")
         if self._file.tell() > self._room:
-            raise ArchiveError("it is longer than half of the free space")
+            raise ArchiveError(f"it is longer than {LIMIT}")

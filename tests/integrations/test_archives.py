@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -655,11 +656,28 @@ def test_an_archive_takes_no_more_than_half_of_the_free_space(
     (tmp_path / "made").mkdir()
     (tmp_path / "made/large").write_bytes(bytes(1 << 20))
     archive = Path(shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "made"))
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 << 20))  # type: ignore[attr-defined]
+    monkeypatch.setattr(archives, "free_bytes", lambda path: 2 << 20)
 
     with pytest.raises(ArchiveError, match="half of the free space"):
         adopt(node.store, KEY, archive, built_under=tmp_path)
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 3 << 20))  # type: ignore[attr-defined]
+    monkeypatch.setattr(archives, "free_bytes", lambda path: 3 << 20)
+    assert adopt(node.store, KEY, archive, built_under=tmp_path).files == 1
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
+def test_on_a_filesystem_without_a_size_an_archive_is_taken_unless_it_is_a_bomb(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As on ramfs, a tmpfs with size=0, and some mounts of FUSE."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/large").write_bytes(bytes(1 << 20))
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), kind, tmp_path / "made"))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096, f_flag=0))
+
+    with monkeypatch.context() as small:
+        small.setattr(archives, "_MOST_BYTES", 1 << 20)
+        with pytest.raises(ArchiveError, match="8 GiB where a filesystem has no size"):
+            adopt(node.store, KEY, archive, built_under=tmp_path)
     assert adopt(node.store, KEY, archive, built_under=tmp_path).files == 1
 
 
@@ -688,7 +706,7 @@ def test_folders_that_have_no_member_of_their_own_count_too(
 
 def test_a_file_takes_room_however_short_it_is(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{number}.py" for number in range(100)]
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 18))  # type: ignore[attr-defined]
+    monkeypatch.setattr(archives, "free_bytes", lambda path: 1 << 18)
 
     with pytest.raises(ArchiveError, match="half of the free space"):
         adopt(node.store, KEY, zipped(tmp_path, *names), built_under=tmp_path)
@@ -720,7 +738,7 @@ def test_trouble_that_is_not_the_archive_s_fault_is_reported_as_such(
     elif trouble == "no descriptor":
         monkeypatch.setattr("kstore.integrations.unpacked.held", full)
     elif trouble == "no temporary folder any more":
-        monkeypatch.setattr(archives.shutil, "disk_usage", full)
+        monkeypatch.setattr(archives, "free_bytes", full)
     with pytest.raises(FileError, match="set TMPDIR"):
         adopt(node.store, KEY, archive, built_under=tmp_path)
 

@@ -536,6 +536,20 @@ def test_a_transfer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch
     assert (copy.read_text(), list(copy.parent.iterdir())) == ("before", [copy])
 
 
+@pytest.mark.usefixtures("ours_here", "host")
+def test_a_filesystem_without_a_size_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ramfs, a tmpfs with size=0, and some mounts of FUSE."""
+    monkeypatch.setenv("MIN_B10FS_SPACE_MB", "1")
+    monkeypatch.setenv("MIN_LOCAL_SPACE_MB", "1")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096, f_flag=0))
+    compile_here("one")
+
+    assert b10.save_compile_cache() is b10.OperationStatus.SUCCESS
+    b10.clear_local_cache()
+    assert b10.load_compile_cache() is b10.OperationStatus.SUCCESS
+    assert b10.transfer(str(a_file(tmp_path)), str(tmp_path / "copy")) is b10.OperationStatus.SUCCESS
+
+
 def test_a_file_that_goes_while_it_is_compressed_counts_as_nothing(tmp_path: Path) -> None:
     (full := tmp_path / "full").write_bytes(os.urandom(1 << 20))
 

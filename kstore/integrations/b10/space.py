@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import zstandard
 
 from kstore.folders import nearest_existing
+from kstore.freespace import free_bytes
 from kstore.integrations.b10.status import CacheValidationError
 
 MIB = 1 << 20
@@ -18,8 +18,8 @@ _CHUNK = 1 << 20
 
 
 def free_mb(path: Path) -> float:
-    """MiB that are free on the filesystem that `path` is, or would be, on."""
-    return shutil.disk_usage(nearest_existing(os.path.realpath(path))).free / MIB
+    """MiB that are free on the filesystem that `path` is, or would be, on; infinite if it has no size."""
+    return free_bytes(nearest_existing(os.path.realpath(path))) / MIB
 
 
 def check_free(path: Path, needed_mb: float, what: str) -> None:
