@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from kstore.freespace import free_bytes
 from kstore.settings import Settings, variables_of
 from kstore.words import command_line, size
 
@@ -67,12 +67,20 @@ def again(store: Store, command: str, key: str = "", *words: str, names: Sequenc
     return command_line(command, key, *words, *options)
 
 
-def room(path: str, status: os.statvfs_result) -> tuple[float, str]:
-    """Bytes that are free there, and in words. A filesystem without a size, such as ramfs, says that it has none."""
-    if not status.f_blocks:
-        return math.inf, f"not limited in {path}"
-    free = status.f_bavail * status.f_frsize
-    return free, f"{size(free)} free in {path}"
+def room(path: str) -> tuple[float, str]:
+    """Bytes that are free there, and in words.
+
+    Raises:
+        OSError: the filesystem does not say.
+    """
+    free = free_bytes(path)
+    return free, f"not limited in {path}" if math.isinf(free) else f"{size(int(free))} free in {path}"
+
+
+def not_told(name: str, path: str, error: OSError) -> Check:
+    """How much there is of something is not known, as on mounts of FUSE that have no statfs."""
+    advice = "make sure that there is enough; if other programs get no answer there either, check the mount"
+    return warning(name, f"not known in {path}: {error.strerror or error}", advice)
 
 
 def _bounded(text: str) -> str:

@@ -14,7 +14,7 @@ from kstore.doctor.node import path_of
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
-from kstore.local.cacheroot import check_room
+from kstore.local.cacheroot import check_room, is_noexec
 from kstore.store import Store
 from kstore.words import files
 
@@ -101,8 +101,7 @@ def _trouble_in(folder: str, component: Component) -> str:
     try:
         there = nearest_existing(folder)
         check_room(there)
-        status = os.statvfs(there)
     except OSError as error:
         return f"it cannot be written: {error.strerror or error}"
-    is_noexec = component.is_loaded and status.f_flag & os.ST_NOEXEC
-    return "it is mounted noexec, and compilers load what they build there" if is_noexec else ""
+    is_useless = component.is_loaded and is_noexec(there)
+    return "it is mounted noexec, and compilers load what they build there" if is_useless else ""

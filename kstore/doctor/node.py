@@ -12,7 +12,7 @@ from kstore import tables
 from kstore.calls import IS_COMPILED
 from kstore.components import Component
 from kstore.components.table import KSTORE_FOLDER
-from kstore.doctor.check import Check, bad, ok, room, warning
+from kstore.doctor.check import Check, bad, not_told, ok, room, warning
 from kstore.doctor.published import Newest
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
@@ -98,8 +98,11 @@ def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
 
 
 def _check_disk(path: str, newest: Newest | None, *, takes_all: bool) -> Iterator[Check]:
-    yield _check_space(path, newest, takes_all=takes_all)
-    yield _check_inodes(path, newest)
+    try:
+        yield _check_space(path, newest, takes_all=takes_all)
+        yield _check_inodes(path, newest)
+    except OSError as error:
+        yield not_told("space", path, error)
     if not _tells_news(path):
         found = f"a folder in {path} keeps its time when a file is added to it, as on mounts of object stores"
         yield bad("folder times", found, "commits overlook what is compiled: set KSTORE_CACHE_ROOT to a local disk")
@@ -195,7 +198,7 @@ def _check_space(path: str, newest: Newest | None, *, takes_all: bool) -> Check:
     """Check the free space. What a restore takes is known only at its end, unless it `takes_all`: what is there
     already, or is linked, takes nothing.
     """
-    free, found = room(path, os.statvfs(path))
+    free, found = room(path)
     needed, advice = newest.own.size if newest and newest.own else 0, "free some, or set KSTORE_CACHE_ROOT"
     if not free:
         return bad("space", found, advice)

@@ -13,7 +13,7 @@ from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish, has_hard_links
 from kstore.blobs import Layout
 from kstore.deadline import Waiting, within
-from kstore.doctor.check import Check, again, bad, ok, room, warning
+from kstore.doctor.check import Check, again, bad, not_told, ok, room, warning
 from kstore.errors import KstoreError
 from kstore.folders import nearest_existing
 from kstore.mounts import mounts
@@ -28,6 +28,9 @@ _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""
 _SHOWN = 4
 """Folders that are named."""
+_NOTES = ("stats", "leases", "used")
+"""Folders of what workers note for others, without which a commit publishes all the same."""
+_WITHOUT_NOTES = "but they may not be counted, gc may take what they use for unused, and --wait may wait in vain"
 _PATIENCE = 30.0
 """Seconds: a user who examines a mount that hangs wants to be told."""
 
@@ -116,24 +119,27 @@ def _check_writable(store: Store, key: str) -> Check:
         )
     if refused:
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        matters = any(folder.partition("/")[0] not in _NOTES for folder in refused)
+        outlook = "restores work, commits may fail" if matters else f"restores and commits work, {_WITHOUT_NOTES}"
         return warning(
             "writing",
             f"folders of {store.location} cannot be written, perhaps because another user made them: "
             f"{', '.join(refused[:_SHOWN])}{more}",
-            "restores work, commits may fail: put all who write in one group, with the setgid bit on all folders and "
+            f"{outlook}: put all who write in one group, with the setgid bit on all folders and "
             "umask 002, or set KSTORE_MODE=read",
         )
     return _publishing(f"{store.location}/{STAGING}", "doctor") or ok("writing", "a file was made and removed")
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
-    """The folders that commits write in, and restores for their mark, if they exist."""
+    """The folders that commits write in, and what is noted beside them: uses, statistics, who compiles."""
     layout = store.settings.layout
     if layout is not Layout.LOOSE:
         yield "packs"
     if layout is not Layout.PACKED:
         yield from ("blobs", *(f"blobs/{child.name}" for child in store.storage.backend.list("blobs")))
-    yield from accumulate(("refs", *(store.scope(key).path.split("/") if key else ())), "{}/{}".format)
+    for top in ("refs", "leases", *(["stats"] if store.settings.stats else [])):
+        yield from accumulate((top, *(store.scope(key).path.split("/") if key else ())), "{}/{}".format)
     yield "used"
 
 
@@ -181,8 +187,11 @@ def _fuse_kind(folder: str) -> str:
 
 def _check_room(store: Store) -> Check:
     """Check the room that a commit needs; restores need none."""
-    status = os.statvfs(store.location)
-    free, found = room(store.location, status)
+    try:
+        free, found = room(store.location)
+        status = os.statvfs(store.location)
+    except OSError as error:
+        return not_told("store space", store.location, error)
     lacks_inodes = status.f_files and not status.f_favail and not _makes_files(store.storage)
     if free >= _MIN_FREE and not lacks_inodes:
         return ok("store space", found)

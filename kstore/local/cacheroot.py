@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
@@ -78,13 +79,20 @@ def make_usable(root: CacheRoot, table: Table, store: str, *, before_import: boo
         raise CacheRootError(
             f"the cache root {root.path} cannot be written; set KSTORE_CACHE_ROOT to a local folder that can"
         )
-    if root.variables and os.statvfs(root.state).f_flag & os.ST_NOEXEC:
+    if root.variables and is_noexec(root.state):
         raise CacheRootError(
             f"the cache root {root.path} is mounted noexec, and compilers load what they build there; "
             "set KSTORE_CACHE_ROOT to a local folder from which programs may be loaded"
         )
     if before_import:
         _check_room(root)
+
+
+def is_noexec(folder: str) -> bool:
+    """Whether no program may be loaded from there; False if the filesystem does not say."""
+    with suppress(OSError):
+        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+    return False
 
 
 def check_room(folder: str) -> None:

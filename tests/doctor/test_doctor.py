@@ -351,8 +351,9 @@ def test_without_hard_links_a_mount_of_fuse_may_give_a_name_to_two_hosts(
     assert os.listdir(published.location / "tmp") == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_folders_of_a_store_that_another_user_has_made_are_named(published: Node, tmp_path: Path) -> None:
+@pytest.fixture
+def writing_of_another(published: Node, tmp_path: Path) -> Callable[..., Check]:
+    """What another user is told about writing."""
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
     store = published.store
@@ -362,28 +363,53 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(published: Node
         os.setuid(user)
         return next(check for check in examine(store, key) if check.name == "writing")
 
-    def writing_of_another(key: str = KEY) -> Check:
+    def tell(key: str = KEY) -> Check:
         found: list[Check] = in_processes(writing, [(4711, key)])
         return found[0]
 
+    return tell
+
+
+def open_to_all(store: Path) -> None:
+    for folder in (store, *store.rglob("*")):
+        if folder.is_dir():
+            folder.chmod(0o777)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_folders_of_a_store_that_another_user_has_made_are_named(
+    published: Node, writing_of_another: Callable[..., Check]
+) -> None:
     for folder in (published.location, published.location / "tmp"):
         folder.chmod(0o777)
     found = writing_of_another()
     assert found.verdict is Verdict.WARNING
     assert f"folders of {published.location} cannot be written" in found.found
     assert ": blobs, blobs/" in found.found and found.found.endswith(" more")
-    assert "setgid bit" in found.advice
+    assert found.advice.startswith("restores work, commits may fail") and "setgid bit" in found.advice
 
-    for folder in published.location.rglob("*"):
-        if folder.is_dir():
-            folder.chmod(0o777)
+    open_to_all(published.location)
     (published.location / "refs" / GPU / "model").chmod(0o755)
     assert writing_of_another().found.endswith(f": refs/{GPU}/model")
     assert writing_of_another("other/v1").verdict is Verdict.OK
     (published.location / "refs" / GPU / "model").chmod(0o777)
     assert writing_of_another().verdict is Verdict.OK
-    (published.location / "used").mkdir(mode=0o755)
-    assert writing_of_another().found.endswith(": used")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+@pytest.mark.parametrize("folder", ["used", "leases", f"leases/{GPU}/model/v1", "stats", f"stats/{GPU}"])
+def test_folders_of_what_workers_note_for_others_matter_to_no_commit(
+    published: Node, writing_of_another: Callable[..., Check], folder: str
+) -> None:
+    open_to_all(published.location)
+    (published.location / folder).mkdir(parents=True)
+    open_to_all(published.location)
+    assert writing_of_another().verdict is Verdict.OK
+    (published.location / folder).chmod(0o755)
+
+    found = writing_of_another()
+    assert (found.verdict, found.found.endswith(f": {folder}")) == (Verdict.WARNING, True)
+    assert found.advice.startswith("restores and commits work, ")
 
 
 @pytest.mark.parametrize(
@@ -1142,6 +1168,36 @@ def test_a_filesystem_may_have_no_limit_of_size(published: Node, disk: SimpleNam
 
     assert worst(published.store) == {}
     assert checks(published.store)["space"].found == f"not limited in {published.tree.root}"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ESTALE])
+def test_a_filesystem_that_does_not_tell_its_size_ends_no_examination(
+    published: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    found = worst(published.store)
+
+    assert found.keys() == {"store space", "space"}
+    assert found["store space"].found == f"not known in {published.location}: {os.strerror(number)}"
+    assert found["space"].found == f"not known in {published.tree.root}: {os.strerror(number)}"
+    assert {check.verdict for check in found.values()} == {Verdict.WARNING}
+    assert "inotify" in checks(published.store)
+
+
+def test_a_folder_that_the_user_has_named_may_not_tell_whether_it_is_noexec(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    reader = Node(published.location.parent, "reader", environ={"TRITON_CACHE_DIR": f"{tmp_path}/mine"})
+
+    assert worst(reader.store)["triton"].verdict is Verdict.WARNING
+    assert reader.restore().ok
 
 
 def test_a_worker_with_a_noexec_root_is_sent_to_a_folder_that_programs_may_be_loaded_from(
