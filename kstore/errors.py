@@ -79,4 +79,4 @@ def described(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """What an error says, or, where it has no text, what it is."""
-    return str(error) or repr(error)
+    return str(error) or ("it does not fit in memory" if isinstance(error, MemoryError) else repr(error))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from kstore.blobs.blobstore import BlobStore
 from kstore.condemned import Condemned
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, reason_of
 from kstore.far import ask_each
 from kstore.gc.digests import DigestSet
 from kstore.gc.seek import seek
@@ -129,8 +129,8 @@ def is_whole(storage: Storage, scope: Scope, generation: int) -> bool:
             return True
         data = read_manifest(blobs, ref)
         return all(map(blobs.can_read, ref.packs)) or not needs_in(blobs, ref, Manifest.load(data)).lacking
-    except (IntegrityError, MissError, OSError) as error:
-        log.debug("generation %d of %s cannot be read: %s", generation, scope, error)
+    except (IntegrityError, MissError, OSError, MemoryError) as error:
+        log.debug("generation %d of %s cannot be read: %s", generation, scope, reason_of(error))
         return False
 
 
@@ -168,10 +168,10 @@ def _mark_one(storage: Storage, fetched: Fetched, marked: Marked) -> None:
         marked.packs.setdefault(pack, set()).add(ref)
     try:
         needs = needs_in(fetched.blobs, ref, Manifest.load(fetched.data()))
-    except (IntegrityError, OSError) as error:
+    except (IntegrityError, OSError, MemoryError) as error:
         marked.unread_packs.update(ref.packs)
         if storage.refs.exists(ref.scope, ref.generation):
-            marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {error}")
+            marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {reason_of(error)}")
         return
     marked.unread_packs |= needs.unread
     new = marked.loose.add(needs.loose)

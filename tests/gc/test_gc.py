@@ -42,6 +42,7 @@ from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
 from kstore.used import mark_name
+from tests.faults.reading import trouble_with
 from tests.gc.stores import HOUR, collect, collect_fully, generations, kernels, pass_time, restored, stored
 from tests.test_repair import meanwhile
 from tests.trees import KEY, Node, contents
@@ -586,6 +587,21 @@ def test_what_cannot_be_read_may_need_anything(tmp_path: Path, what: str) -> Non
     report = collect_fully(node)
     assert report.status is GcStatus.INCOMPLETE
     assert len(report.unreadable) == 1 and "generation 4" in report.unreadable[0]
+    assert stored(node) == before
+
+
+def test_a_manifest_that_memory_has_no_room_for_may_need_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, layout="loose")
+    for variant in "abcd":
+        replace_kernels(node, variant)
+    before = stored(node)
+    trouble_with(monkeypatch, blob_name(node.newest().manifest), MemoryError())
+
+    report = collect_fully(node, keep=1)
+    assert report.status is GcStatus.INCOMPLETE
+    assert report.unreadable == [f"generation 4 of {node.newest().scope}: it does not fit in memory"]
     assert stored(node) == before
 
 

@@ -245,7 +245,7 @@ def test_a_manifest_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(fetched, "read_manifest", fails)
     space = by_key(storage)
-    assert space.unreadable == [f"generation 1 of {Scope(H100, 'llama/v2', ENVIRONMENT)}: MemoryError()"]
+    assert space.unreadable == [f"generation 1 of {Scope(H100, 'llama/v2', ENVIRONMENT)}: it does not fit in memory"]
     assert set(space.groups) == {"llama/v1", "flux/dev"}
 
 
