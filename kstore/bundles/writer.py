@@ -7,6 +7,7 @@ begins as the new one would: its frames are checked, and those that are whole st
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import IO
@@ -20,6 +21,7 @@ from kstore.blobs.packwriter import PackWriter, Sink
 from kstore.bundles.format import Content, Header, seal
 from kstore.bundles.recovery import recover
 from kstore.digest import digest_of
+from kstore.errors import FileError
 from kstore.progress import Progress
 from kstore.published.leaning import check_supported, fetch_many, standing
 from kstore.published.manifest import Manifest
@@ -89,21 +91,27 @@ class BundleWriter:
 
         Raises:
             IntegrityError: as in `write`.
+            FileError: what is in `file` cannot be read.
         """
-        header = self._header.dump()
-        manifests = [(digest, len(data)) for digest, data in self._manifests.items()]
-        end, begun = recover(file, header, manifests, self._blobs)
         sink = _Sealed(file)
-        file.seek(0)
+        with _reading(file):
+            end, begun = self._recover(file)
+            for start in range(0, end, _CHUNK):
+                sink.hash(file.read(min(_CHUNK, end - start)))
         if not end:
             return self.write(file)
-        for start in range(0, end, _CHUNK):
-            sink.hash(file.read(min(_CHUNK, end - start)))
         file.seek(end)
         resumed = end if begun.digests else 0  # What is written now is added to `begun`.
         exported = self._write_from(sink, end, begun)
         exported.resumed = resumed
         return exported
+
+    def _recover(self, file: IO[bytes]) -> tuple[int, PackIndex]:
+        """How much of the bundle is in `file`, which is then at its beginning, and what that holds."""
+        manifests = [(digest, len(data)) for digest, data in self._manifests.items()]
+        found = recover(file, self._header.dump(), manifests, self._blobs)
+        file.seek(0)
+        return found
 
     def _write_from(self, sink: _Sealed, start: int, begun: PackIndex) -> Exported:
         """Go on after `start` bytes that hold the blobs of `begun`."""
@@ -144,6 +152,17 @@ class _Sealed:
 
     def digest(self) -> bytes:
         return self._hash.digest()
+
+
+@contextmanager
+def _reading(file: IO[bytes]) -> Iterator[None]:
+    """Say which file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"cannot read {file.name}: {error.strerror or error}; remove it, and the export begins anew"
+        ) from error
 
 
 def portable(manifest: Manifest) -> Manifest:

@@ -18,9 +18,10 @@ import zstandard
 
 from kstore.backends.posix import PosixBackend
 from kstore.blobs.dictionary import NEWEST
+from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import FORMAT, Header
 from kstore.bundles.importing import import_bundle
-from kstore.bundles.partial import finished_as
+from kstore.bundles.partial import _File, finished_as
 from kstore.bundles.reader import BundleReader
 from kstore.bundles.writer import BundleWriter
 from kstore.environment import Host
@@ -595,6 +596,20 @@ class TestExportAgain:
         stored = Stored(monkeypatch)
         exported = export(source, tmp_path / "bundle.kstore")
         assert 0 < len(stored.digests) < exported.blobs
+
+    @pytest.mark.parametrize("what", ["its frames", "its bytes once more"])
+    def test_where_what_was_written_cannot_be_read_the_error_names_it(
+        self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        def fail(*_: object) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        left = tmp_path / "bundle.kstore.partial"
+        left.write_bytes(whole[:-1])
+        monkeypatch.setattr(*((BundleFile, "read") if what == "its frames" else (_File, "readinto")), fail)
+        with pytest.raises(FileError, match=f"cannot read {left}: Input/output error; remove it"):
+            export(source, tmp_path / "bundle.kstore")
+        assert left.exists()
 
     def test_a_damaged_frame_is_written_anew(self, source: Node, tmp_path: Path, whole: bytes) -> None:
         data = bytearray(whole[: len(whole) * 9 // 10])
