@@ -22,6 +22,7 @@ from kstore.blobs.packindex import LEVEL, NONCE_SIZE
 from kstore.digest import DIGEST_SIZE, digest_of
 from kstore.errors import IntegrityError, StoreFormatError, UsageError, described
 from kstore.scope import Scope
+from kstore.words import shorten
 
 FORMAT = 1
 COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} level {LEVEL}"
@@ -31,6 +32,8 @@ _SKIPPABLE_MAGIC = 0x184D2A5C
 _HEADER_MAGIC = b"kstore bundle\n"
 _SEAL_MAGIC = b"kstore bundle's end\n"
 _MAX_HEADER = 4 << 20
+_LONGEST = 300
+"""Characters that are told of what is wrong with a header, which may quote it."""
 SEAL_SIZE = _SKIPPABLE.size + len(_SEAL_MAGIC) + DIGEST_SIZE
 
 Read = Callable[[int, int], bytes]
@@ -102,7 +105,7 @@ def _parse_header(text: bytes) -> Header:
         found = tuple(_content(key, scope) for scope in scopes)
         header = Header(key, found, str(content["compressor"]))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, UsageError) as error:
-        raise IntegrityError(f"its header cannot be read: {described(error)}") from error
+        raise IntegrityError(f"its header cannot be read: {shorten(described(error), _LONGEST)}") from error
     if not found or len({content.scope for content in found}) < len(found):
         raise IntegrityError("its header names no scope, or one twice")
     return header

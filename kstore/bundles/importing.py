@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kstore.bundles.format import Content
 from kstore.bundles.reader import BundleReader
 from kstore.errors import MissError
 from kstore.operations.bring import Brought, bring_in
@@ -36,6 +38,10 @@ class ImportReport:
         }
 
 
+_SHOWN = 8
+"""Scopes that are named: a bundle may declare any number."""
+
+
 def import_bundle(
     store: Store, path: str, key: str | None = None, *, gpu: str | None = None, environment: str | None = None
 ) -> ImportReport:
@@ -61,11 +67,17 @@ def import_bundle(
             if content.scope.is_of(gpu, environment)
         ]
         if not chosen:
-            held = ", ".join(f"{c.scope.gpu} {c.scope.environment}" for c in bundle.header.contents)
-            raise MissError(f"{bundle.path} has nothing for that GPU and environment; it has {held}")
+            raise MissError(
+                f"{bundle.path} has nothing for that GPU and environment; it has {_listed(bundle.header.contents)}"
+            )
         brought = []
         for scope, content in chosen:
             incoming = Incoming(bundle.manifest(content), content.manifest, bundle.fetch, bundle.path)
             with writing(store):
                 brought.append(bring_in(target_of(store, scope), incoming))
     return ImportReport(store.location, path, key, tuple(brought))
+
+
+def _listed(contents: Sequence[Content]) -> str:
+    held = ", ".join(f"{content.scope.gpu} {content.scope.environment}" for content in contents[:_SHOWN])
+    return f"{held} and {len(contents) - _SHOWN} more" if len(contents) > _SHOWN else held

@@ -16,8 +16,9 @@ from blake3 import blake3
 from kstore.blobs.packindex import FOOTER_SIZE, Frame, PackIndex
 from kstore.blobs.packwriter import PackWriter
 from kstore.bundles.format import SEAL_SIZE, Content, Header, seal
+from kstore.bundles.importing import import_bundle
 from kstore.digest import digest_of
-from kstore.errors import IntegrityError, StoreFormatError
+from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.published.manifest import Entry, Flag, Manifest
 from kstore.scope import Scope
 from tests.bundles.carrying import bring, bundle_of, other_store, restored
@@ -220,6 +221,28 @@ WRONG_HEADERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", WRONG_HEADERS.values(), ids=WRONG_HEADERS.keys())
 def test_a_wrong_header_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     refused(tmp_path, edited_header(**changes).write(tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("changes", [{"key": "k" * 100_000}, {"scopes": [WRONG | {"manifest": "00" * 100_000}]}])
+def test_what_is_told_of_a_wrong_header_is_short(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(IntegrityError, match="its header cannot be read") as refusal:
+        bring(other_store(tmp_path / "target"), edited_header(**changes).write(tmp_path / "bundle"))
+    assert len(str(refusal.value)) < 500 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(8, ", GPU e7"), (9, ", GPU e7 and 1 more"), (5000, ", GPU e7 and 4992 more")]
+)
+def test_of_many_scopes_that_a_bundle_has_beside_the_one_that_is_wanted_some_are_named(
+    tmp_path: Path, count: int, told: str
+) -> None:
+    (content,) = json.loads(Bundle().header[22:-32])["scopes"]
+    scopes = [content | {"gpu": "GPU", "environment": f"e{number}"} for number in range(count)]
+    bundle = edited_header(scopes=scopes).write(tmp_path / "bundle")
+
+    with pytest.raises(MissError) as miss:
+        import_bundle(other_store(tmp_path / "target").store, str(bundle), gpu="another")
+    assert str(miss.value).endswith(f"it has GPU e0, GPU e1, GPU e2, GPU e3, GPU e4, GPU e5, GPU e6{told}")
 
 
 def test_a_scope_that_is_named_twice_is_refused(tmp_path: Path) -> None:
