@@ -82,6 +82,21 @@ def test_what_is_not_there_is_a_miss(one: One, text: str) -> None:
         find_artifact(one.side(), text)
 
 
+def test_of_very_many_names_those_next_to_a_mistyped_one_are_looked_at(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("triton_add", "xriton_add"):
+        put_kernel(one.tree, name)
+    side = one.side()
+    with pytest.raises(MissError, match=r"there is triton_add\.cubin, \S*xriton_add\.cubin"):
+        find_artifact(side, "triton_ad.cubin")
+
+    monkeypatch.setattr("kstore.inspect.artifact._COMPARED", 2)
+    with pytest.raises(MissError, match=r"there is triton_add\.cubin") as miss:
+        find_artifact(side, "triton_ad.cubin")
+    assert "xriton" not in str(miss.value)
+
+
 def test_a_path_of_several_hosts_means_this_hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _, name=name: Host(name * 16, {}))
