@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from kstore.errors import FileError, KstoreError
 
@@ -58,7 +58,7 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
             raise
 
 
-def check_arrived(file: IO[bytes]) -> None:
+def check_arrived(file: IO[Any]) -> None:
     """Find out whether what was written has arrived: NFS reports a failed write only when a descriptor is closed.
 
     Raises:

@@ -13,7 +13,7 @@ from kstore.cli import INTERRUPTED
 from kstore.cli.group import CommandTable
 from kstore.cli.options import Invocation
 from kstore.cli.output import Output
-from kstore.cli.streams import flush_streams, prepare_streams
+from kstore.cli.streams import check_stdout, flush_streams, prepare_streams
 from kstore.cli.termination import Terminated
 from kstore.errors import KstoreError, UsageError
 
@@ -109,7 +109,10 @@ def _output_of(arguments: list[str]) -> Output:
 
 def _run(arguments: list[str], output: Output) -> int:
     try:
-        return _invoke(arguments, output)
+        code = _invoke(arguments, output)
+        if not output.stdout_is_lent:
+            check_stdout()
+        return code
     except KstoreError as error:
         output.error(error)
         return error.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -47,6 +48,25 @@ def writing_stdout() -> Iterator[None]:
     except OSError as error:
         why = error.strerror or error
         raise FileError(f"cannot write to stdout: {why}; make room there, or send it elsewhere") from error
+
+
+def check_stdout() -> None:
+    """Find out whether what was printed has arrived, if it went to a file: see `check_arrived`.
+
+    Raises:
+        FileError: it has not.
+    """
+    if _is_file(sys.stdout):
+        from kstore.bundles.partial import check_arrived
+
+        with writing_stdout():
+            check_arrived(sys.stdout)
+
+
+def _is_file(stream: TextIO) -> bool:
+    with suppress(AttributeError, OSError, ValueError):  # Somebody's own stream may have no descriptor.
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    return False
 
 
 class Stdout(io.FileIO):

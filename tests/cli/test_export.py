@@ -17,22 +17,11 @@ from kstore.operations.bring import Brought
 from kstore.report import CommitStatus
 from kstore.scope import Scope
 from kstore.words import size
-from tests.cli.commandline import ENVIRONMENT, GPU, REPOSITORY, Cli, on_terminal
+from tests.cli.commandline import ENVIRONMENT, FULL, GPU, REPOSITORY, Cli, on_terminal
 from tests.trees import shared_object
 
 KEY = "model/v1"
 COMMAND = [sys.executable, "-m", "kstore", "export"]
-FULL = """
-import errno, os
-close = os.close
-def close_full(fd):
-    is_stdout = os.path.samestat(os.fstat(fd), os.fstat(1))
-    close(fd)
-    if is_stdout:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-os.close = close_full
-"""
-"""For a process whose stdout is on a server that says only when a file is closed that it has no room for it."""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from kstore.cli import spinner
 from kstore.cli.output import Output
 from kstore.errors import CacheRootError, IntegrityError, KstoreError, MissError, StoreFormatError, WaitTimeout
 from kstore.store import Store
-from tests.cli.commandline import REPOSITORY, Cli, on_terminal, read_terminal
+from tests.cli.commandline import FULL, REPOSITORY, Cli, on_terminal, read_terminal
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -149,6 +150,12 @@ def buffered() -> dict[str, str]:
     return os.environ | {"PYTHONUNBUFFERED": ""}
 
 
+def with_full_server(folder: Path) -> dict[str, str]:
+    """The environment of a process whose stdout is on a server that has no room."""
+    (folder / "sitecustomize.py").write_text(FULL)
+    return buffered() | {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
 @contextmanager
 def reader_gone() -> Iterator[int]:
     reading, writing = os.pipe()
@@ -182,6 +189,41 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(cli: Cli, command: tuple[s
     assert done.stderr == (
         "kstore: cannot write to stdout: No space left on device; make room there, or send it elsewhere\n"
     )
+
+
+@pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("cat", "my/v1", "cone.py"), ("ls", "--help")])
+def test_a_server_without_room_that_says_so_at_the_end_is_an_error(
+    cli: Cli, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    cli.publish("my/v1")
+    with (tmp_path / "out").open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "kstore", *command], cwd=REPOSITORY, stdout=file, stderr=subprocess.PIPE, text=True,
+            timeout=60, check=False, env=with_full_server(tmp_path),
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kstore: cannot write to stdout: No space left on device; make room there, or send it elsewhere\n"
+    )
+
+
+def test_a_pipe_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    cli.publish("my/v1")
+    result = cli.process("ls", env=with_full_server(tmp_path))
+
+    assert (result.code, result.err) == (0, "")
+    assert "my/v1" in result.out
+
+
+def test_the_stdout_of_a_command_that_is_run_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "kstore", "exec", "my/v1", "--quiet", "--", "echo", "done"], cwd=REPOSITORY,
+            stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=with_full_server(tmp_path),
+        )  # fmt: skip
+
+    assert (done.returncode, done.stderr, (tmp_path / "out").read_text()) == (0, "", "done\n")
 
 
 def test_without_a_stdout_it_works(cli: Cli) -> None:
