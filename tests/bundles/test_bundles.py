@@ -112,6 +112,8 @@ def test_what_was_there_keeps_its_builder_and_what_is_published_says_under_which
 def test_a_malformed_key_is_the_callers_mistake(source: Node, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         bring(other_store(tmp_path / "target"), bundle_of(source, tmp_path), "../key")
+    with pytest.raises(UsageError):  # before what may be a large file is read
+        bring(other_store(tmp_path / "target"), tmp_path / "missing.kstore", "../key")
 
 
 def test_every_gpu_and_environment_comes_along(source: Node, tmp_path: Path) -> None:
@@ -156,6 +158,13 @@ def test_a_store_that_imported_it_exports_the_same_file(source: Node, tmp_path: 
     target = other_store(tmp_path / "target", there)
     bring(target, first)
     assert bundle_of(target, tmp_path, "second").read_bytes() == first.read_bytes()
+
+
+def test_the_order_in_which_scopes_are_given_changes_nothing(source: Node, tmp_path: Path) -> None:
+    other = fill(other_store(tmp_path / "source", name="other", environment="another"), "three")
+    first, second = export(source, tmp_path / "one.kstore", other), export(other, tmp_path / "two.kstore", source)
+    assert (tmp_path / "one.kstore").read_bytes() == (tmp_path / "two.kstore").read_bytes()
+    assert first.refs == second.refs
 
 
 def test_how_many_generations_came_before_is_not_in_it(source: Node, tmp_path: Path) -> None:

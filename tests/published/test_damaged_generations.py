@@ -19,6 +19,7 @@ from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
 from kstore.published.manifest import Manifest
+from tests.bundles.carrying import bundle_of
 from tests.trees import KEY, Node, entry
 
 
@@ -74,6 +75,12 @@ def test_the_log_names_a_generation_that_is_passed_over_once(
     (line,) = caplog.messages
     assert line.startswith("passed over: ")
     assert (line.count(f"generation 2 of {scope}"), line.count(str(scope))) == (1, 1)
+
+
+def test_what_no_commit_makes_is_not_exported(node: Node, tmp_path: Path) -> None:
+    name_another_manifest(node)
+    with pytest.raises(IntegrityError, match=r"generation 2 of .* is damaged: "):
+        bundle_of(node, tmp_path)
 
 
 @pytest.mark.parametrize("code", [errno.EBADMSG, errno.EUCLEAN], ids=["ext4", "xfs"])
