@@ -125,11 +125,18 @@ def test_the_root_that_a_job_has_claimed_is_looked_at(
     assert checks(store)["cache root"].found.startswith(f"{path}, ")
 
 
-def test_a_store_that_hangs_is_reported_as_hanging(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.doctor.shared._PATIENCE", 0.1)
+@pytest.mark.parametrize(
+    ("timeout", "patience", "told"), [(0, 0.1, "0.1 s"), (600, 0.1, "0.1 s"), (1, 600, "1 s")],
+    ids=["without a limit", "with a long one", "with a short one"],
+)  # fmt: skip
+def test_a_store_that_hangs_is_reported_as_hanging(
+    published: Node, monkeypatch: pytest.MonkeyPatch, timeout: int, patience: float, told: str
+) -> None:
+    monkeypatch.setattr("kstore.doctor.shared._PATIENCE", patience)
     monkeypatch.setattr(PosixBackend, "get", lambda *_: Event().wait())
 
-    assert "has taken more than 0.1 s" in worst(published.store)["store"].found
+    store = Node(published.location.parent, "builder", timeout=timeout).store
+    assert f"has taken more than {told}" in worst(store)["store"].found
 
 
 HOSTILE = {
