@@ -100,7 +100,6 @@ class BundleWriter:
                 sink.hash(file.read(min(_CHUNK, end - start)))
         if not end:
             return self.write(file)
-        file.seek(end)
         resumed = end if begun.digests else 0  # What is written now is added to `begun`.
         exported = self._write_from(sink, end, begun)
         exported.resumed = resumed
