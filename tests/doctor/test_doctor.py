@@ -1142,7 +1142,8 @@ def test_in_a_store_without_inodes_no_file_can_be_made(
     disk.f_favail = 0
     assert "store space" not in worst(published.store)
     refuse_files(monkeypatch)
-    assert worst(published.store)["store space"].found.endswith("but no inodes")
+    found = worst(published.store)["store space"]
+    assert found.found.endswith("but no inodes") and "commits will fail" in found.advice
     disk.f_files = 0  # as on Btrfs, which counts none
     assert "store space" not in worst(published.store)
 
