@@ -109,9 +109,12 @@ def expected_root(folder: Path, owner: Owner) -> str:
 
 
 def claimed_roots(folder: Path) -> Iterator[tuple[Path, Owner | None]]:
-    """Every numbered root below `folder`, of every environment, and whose it is."""
-    for claim in sorted(folder.glob(f"*/*{_OWNED}")):
-        yield claim.with_suffix(""), Owner.load(claim)
+    """Every numbered root below `folder`, of every environment, and whose it is. A folder that is not trusted has none
+    of this user's: another user could have made it a link to where this user has other folders.
+    """
+    for claim in sorted(folder.glob(f"*/*{_OWNED}")) if _is_trusted(folder) else ():
+        if _is_trusted(claim.parent):
+            yield claim.with_suffix(""), Owner.load(claim)
 
 
 def release_root(root: Path) -> None:

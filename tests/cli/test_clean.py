@@ -83,6 +83,22 @@ def test_what_a_link_points_to_is_never_removed(cli: Cli, roots: Path) -> None:
     assert (roots / "1").is_symlink()
 
 
+@pytest.mark.parametrize("place", ["roots", "roots/torch1"])
+def test_nothing_behind_a_link_to_folders_of_other_things_is_removed(cli: Cli, place: str) -> None:
+    """Any user may make such a link in /tmp or in the folder of environments, and claims where it leads, as to /tmp."""
+    things = cli.folder / "things"
+    precious = things / "torch2" / "precious" if place == "roots" else things / "precious"
+    precious.mkdir(parents=True)
+    precious.with_suffix(".json").write_bytes(Owner(str(cli.store), GPU, "my/v1", os.geteuid()).dump())
+    link = cli.folder / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(things)
+    result = cli("clean", "--all", "--yes")
+
+    assert (result.code, result.out) == (0, "there is no cache root to remove\n")
+    assert precious.exists()
+
+
 def test_a_dry_run_removes_nothing(cli: Cli, roots: Path) -> None:
     result = cli("clean", "my/v1", "--dry-run")
 
