@@ -44,7 +44,7 @@ class Owner(NamedTuple):
         try:
             content = json.loads(read_whole(str(path)))
             return cls(content["store"], content["gpu"], content["key"], content["uid"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
 

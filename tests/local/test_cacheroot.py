@@ -48,10 +48,11 @@ def test_another_store_gpu_or_user_is_another_owner(tmp_path: Path) -> None:
     assert len(set(roots)) == 4
 
 
-def test_a_claim_is_never_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"garbage", b"{}", b"[" * 100_000], ids=["no JSON", "no owner", "too deep"])
+def test_a_claim_is_never_taken_over(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "kstore/env"
     claim_root(folder, owner("one"))
-    (folder / "0.json").write_bytes(b"garbage")
+    (folder / "0.json").write_bytes(content)
     assert claim_root(folder, owner("one")) == str(folder / "1")
 
 
