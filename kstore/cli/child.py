@@ -50,7 +50,6 @@ def run_child(
     Raises:
         OSError: the command cannot be started.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, and then no child can be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
         child = launcher.run(command, environ, before)

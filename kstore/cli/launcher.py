@@ -32,6 +32,7 @@ class Launcher:
         Raises:
             OSError: the process cannot be made.
         """
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A parent may have ignored it: then no child can be waited for.
         orders, to_orders = os.pipe()
         from_failures, failures = os.pipe()
         self._orders, self._failures = open(to_orders, "wb"), open(from_failures, "rb")

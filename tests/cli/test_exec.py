@@ -488,6 +488,15 @@ def test_a_parent_that_ignores_its_children_changes_nothing(cli: Cli) -> None:
     assert not int(result.out.split("SigIgn:")[1].split()[0], 16) & 1 << signal.SIGCHLD - 1
 
 
+def test_a_parent_that_ignores_its_children_does_not_hide_why_there_is_no_command(cli: Cli) -> None:
+    result = cli.process(
+        "exec", "my/v1", "--require", "--", "true", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    )
+
+    assert result.code == 3
+    assert result.err.startswith("kstore: nothing is published for my/v1")
+
+
 def on_a_terminal(
     arguments: list[str], until: str, keys: bytes = b"", size: tuple[int, int] | None = None
 ) -> tuple[int, str]:
