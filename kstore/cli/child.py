@@ -93,7 +93,14 @@ def _pass_on(child: int, number: int) -> None:
     try:
         os.kill(child, number)
     except PermissionError:
-        log.warning("%s cannot be passed on: the command runs as another user", signal.Signals(number).name)
+        log.warning("%s cannot be passed on: the command runs as another user", _name_of(number))
+
+
+def _name_of(number: int) -> str:
+    """The name of a signal; of those for programs' own use, only two have one."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def _stop() -> None:

@@ -156,7 +156,10 @@ def test_a_signal_that_the_command_has_outlived_did_not_end_it(cli: Cli, outlive
     assert report["usage"]["why_unknown"] == why
 
 
-def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGRTMIN + 3, f"signal {signal.SIGRTMIN + 3}")]
+)
+def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli, number: int, name: str) -> None:
     """As sudo does: kstore cannot send it signals any more."""
     if os.geteuid() or not shutil.which("setpriv"):
         pytest.skip("becoming another user needs root, and setpriv")
@@ -168,11 +171,11 @@ def test_a_command_that_has_become_another_user_is_waited_for(cli: Cli) -> None:
     )  # fmt: skip
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
 
     assert process.returncode == 7, err
-    assert "SIGTERM cannot be passed on" in err
+    assert f"{name} cannot be passed on" in err
     assert newest_files(cli) == 1
 
 
