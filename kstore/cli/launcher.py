@@ -20,6 +20,10 @@ _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
 """Signals that Python, or whatever started us, ignores; a command would inherit that."""
 _LISTENER = "LISTEN_PID"
 """Names the process that systemd's sockets are meant for: sd_listen_fds(3)."""
+_PASSED_OVER = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT}
+"""Errors of a folder without the command, of a file that may not be executed, and of a server that has lost a folder or
+does not answer.
+"""
 _STOPS = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
 
 
@@ -112,8 +116,8 @@ def _run(command: list[str], environ: dict[str, str], blocked: Iterable[int]) ->
 
 
 def _execute(command: list[str], environ: dict[str, str]) -> int:
-    """Become the command as execvp(3) does: a script without `#!` goes to the shell, and a file that may not be
-    executed is passed over.
+    """Become the command as execvp(3) does: a script without `#!` goes to the shell, and what cannot be executed is
+    passed over in a search.
     """
     name, folders = command[0], os.get_exec_path(environ)
     failure = errno.ENOENT
@@ -123,8 +127,8 @@ def _execute(command: list[str], environ: dict[str, str]) -> int:
         except OSError as error:
             if error.errno == errno.ENOEXEC:
                 return _execute([_SHELL, path, *command[1:]], environ)
-            if error.errno == errno.EACCES:
-                failure = error.errno
-            elif error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            if "/" in name or error.errno not in _PASSED_OVER:
                 return error.errno or errno.EINVAL
+            if error.errno == errno.EACCES:
+                failure = errno.EACCES
     return failure

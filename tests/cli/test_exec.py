@@ -269,6 +269,13 @@ def test_a_command_that_cannot_be_executed_is_126(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", str(script)).code == 126
 
 
+def test_a_command_below_a_file_is_126_with_the_reason(cli: Cli) -> None:
+    result = cli.process("exec", "my/v1", "--", f"{__file__}/train")
+
+    assert result.code == 126
+    assert result.err.endswith("/train': Not a directory\n")
+
+
 NO_PROCESS = """
 import errno, os
 

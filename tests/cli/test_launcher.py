@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,5 +33,23 @@ def holder(launcher: Launcher) -> Iterator[int]:
 @pytest.mark.usefixtures("holder")
 def test_a_process_that_has_our_files_open_does_not_hold_up_the_command(launcher: Launcher) -> None:
     process = launcher.run(["sh", "-c", "exit 7"], os.environ, ())
+
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT])
+def test_a_folder_of_a_server_that_is_gone_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    execute = os.execve
+
+    def ask(path: str, command: list[str], environ: dict[str, str]) -> None:
+        if Path(path).parent == tmp_path:
+            raise OSError(number, os.strerror(number))
+        execute(path, command, environ)
+
+    monkeypatch.setattr(os, "execve", ask)
+    with Launcher() as launcher:
+        process = launcher.run(["sh", "-c", "exit 7"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, ())
 
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
