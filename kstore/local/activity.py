@@ -14,13 +14,14 @@ from kstore.components.table import KSTORE_FOLDER
 
 
 class _Folder(NamedTuple):
-    mtime_ns: int
+    mtime_ns: int | None
+    """None if there is none."""
     folders: tuple[str, ...] = ()
     """Paths of its subfolders."""
     entries: int = 0
 
 
-_ABSENT = _Folder(0)
+_ABSENT = _Folder(None)
 
 
 class Activity:

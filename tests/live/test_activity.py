@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_each_new_file_counts(activity: Activity, tree: Tree) -> None:
     tree.kernel("two")
     assert activity.look() >= 8
     assert activity.look() == 0
+
+
+def test_folders_that_an_image_dates_to_1970_are_looked_into(tree: Tree) -> None:
+    """Tools that build the same image twice from the same files date everything to the beginning of time."""
+    folders = [tree.root, *(path for path in tree.root.rglob("*") if path.is_dir())]
+    for folder in folders:
+        os.utime(folder, ns=(0, 0))
+    activity = Activity([str(tree.root)])
+    assert activity.look() >= len(folders)
+    assert activity.look() == 0
+
+    (folders[-1] / "new").touch()
+    assert activity.look() == 1
 
 
 def test_a_replaced_file_counts_and_so_does_a_removed_one(activity: Activity, tree: Tree) -> None:
