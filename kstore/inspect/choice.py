@@ -93,9 +93,9 @@ def _candidates(store: Store, wanted: Wanted) -> list[Scope]:
     with reporting_trouble(store.location, "read"):
         found = [scope for scope in named if wanted.generation in _numbers(store, scope)]
     if not found:
-        raise MissError(
-            f"{wanted.key} has no generation {wanted.generation}; `kstore show {wanted.key}` lists those that it has"
-        )
+        where = " and ".join(filter(None, (wanted.gpu, wanted.environment)))
+        lacking = f"{wanted.key} has no generation {wanted.generation}{where and f' for {where}'}"
+        raise MissError(f"{lacking}; `kstore show {wanted.key}` lists those that it has")
     return found
 
 

@@ -148,6 +148,15 @@ def test_this_workers_own_pair_is_compared(folder: Path) -> None:
     assert (one.gpu, other.gpu) == ("own", "own")
 
 
+def test_a_pair_of_which_one_side_is_this_workers_is_compared(folder: Path) -> None:
+    commit(folder, "m/v1", "a")
+    commit(folder, "m/v1", "own")
+    commit(folder, "m/v2", "b")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("own", "b")
+
+
 def test_several_pairs_are_listed_with_an_option_for_each_side(folder: Path) -> None:
     for key in ("m/v1", "m/v2"):
         for gpu in ("a", "b"):
@@ -170,10 +179,13 @@ def test_a_scope_without_the_generation_cannot_be_chosen(folder: Path) -> None:
     [
         (Wanted("n"), "nothing is published for n in"),
         (Wanted("m", 7), "m has no generation 7; `kstore show m`"),
-        (Wanted("m", gpu="x"), "m is not published for x; choose: --gpu a"),
+        (Wanted("m", 2, gpu="a"), "m has no generation 2 for a; `kstore show m`"),
+        (Wanted("m", 2, "a", "torch-1"), "m has no generation 2 for a and torch-1; `kstore show m`"),
+        (Wanted("m", gpu="x"), "m is not published for x; choose: --gpu a .*--gpu b "),
     ],
 )
 def test_what_is_not_there_is_a_miss_that_says_what_is(folder: Path, wanted: Wanted, message: str) -> None:
     commit(folder, "m", "a")
+    commit(folder, "m", "b", "torch-1", "one", "two")
     with pytest.raises(MissError, match=message):
         choose_one(store(folder), wanted)
