@@ -131,6 +131,32 @@ def test_where_nothing_has_both_the_nearest_are_compared(folder: Path) -> None:
     assert (one.environment, other.environment) == ("torch-1", "torch-2")
 
 
+def test_of_several_environments_of_one_gpu_the_common_one_is_compared(folder: Path) -> None:
+    commit(folder, "m/v1", "a", "torch-1")
+    commit(folder, "m/v1", "a", "torch-2")
+    commit(folder, "m/v2", "a", "torch-2")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.environment, other.environment) == ("torch-2", "torch-2")
+
+
+def test_where_no_gpu_has_both_those_of_one_environment_are_compared(folder: Path) -> None:
+    commit(folder, "m/v1", "a", "torch-1")
+    commit(folder, "m/v1", "b", "torch-2")
+    commit(folder, "m/v2", "c", "torch-2")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("b", "c")
+
+
+def test_where_neither_gpu_nor_environment_is_common_the_only_two_are_compared(folder: Path) -> None:
+    commit(folder, "m/v1", "a", "torch-1")
+    commit(folder, "m/v2", "b", "torch-2")
+    one, other = chosen(folder, Wanted("m/v1"), Wanted("m/v2"))
+
+    assert (one.gpu, other.gpu) == ("a", "b")
+
+
 def test_one_key_is_compared_across_gpus(folder: Path) -> None:
     commit(folder, "m", "a")
     commit(folder, "m", "b")
