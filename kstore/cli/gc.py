@@ -131,7 +131,8 @@ def _tell(output: Output, report: GcReport) -> None:
         output.summary(f"{would}condemned: {condemned}; {after}")
     if report.waiting.files:
         output.summary(f"condemned before: {amount(report.waiting.files, report.waiting.bytes)}")
-    output.summary(f"needed: {amount(report.live.files, report.live.bytes)} ({duration(report.seconds)})")
+    needed = amount(report.live.files, report.live.bytes) if report.live else "unknown"
+    output.summary(f"needed: {needed} ({duration(report.seconds)})")
     if report.no_room:
         output.warn(f"there was no room for everything that gc writes ({report.no_room}); run it again")
 

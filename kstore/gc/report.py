@@ -48,8 +48,8 @@ class GcReport:
     """Those that were condemned before, but not long enough ago, or that are still needed."""
     rewritten: int = 0
     """Packs whose blobs were copied into new ones: many small ones, and those of which little is needed."""
-    live: Count = field(default_factory=Count)
-    """Packs and loose blobs that are needed and present."""
+    live: Count | None = None
+    """Packs and loose blobs that are needed and present; None where nobody knows, as if a generation cannot be read."""
     excess: int = 0
     """Bytes over the size limit that must stay."""
     unreadable: list[str] = field(default_factory=list)
@@ -75,7 +75,8 @@ class GcReport:
             "grace": self.grace,
             "generations": [_decision(decision) for decision in self.decisions],
             "forgotten": [scope.describe() for scope in self.forgotten],
-            **{name: asdict(getattr(self, name)) for name in ("deleted", "condemned", "waiting", "live")},
+            **{name: asdict(getattr(self, name)) for name in ("deleted", "condemned", "waiting")},
+            "live": self.live and asdict(self.live),
             "rewritten": self.rewritten,
             "excess": self.excess,
             "unreadable": self.unreadable,

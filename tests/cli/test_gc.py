@@ -124,6 +124,8 @@ def test_what_cannot_be_read_is_kept_and_reported(cli: Cli) -> None:
     assert "cannot be read, so nothing that it may need is removed, unless `kstore verify" in result.err
     assert "kstore: nothing is deleted, because 1 generation cannot" in result.err.splitlines()[0]
     assert "kstore: kstore: " not in result.err
+    assert result.out.splitlines()[-1].startswith("needed: unknown (")
+    assert cli("gc", "--json").json["live"] is None
 
 
 @pytest.mark.parametrize(

@@ -844,6 +844,7 @@ def test_gc_above_neither_counts_nor_deletes_what_is_below(fleet: Fleet) -> None
     for admin in (fleet.without("admin"), fleet.worker("admin of the image")):
         report = admin.store.gc(Policy(offline=True, keep=1))
         assert (report.deleted.files, report.condemned.files, report.unreadable) == (0, 0, [])
+        assert report.live
         assert report.live.files == len(before)
         assert report.live.bytes == sum(path.stat().st_size for path in fleet.shared.rglob("*") if path.name in before)
         assert report.excess == 0
