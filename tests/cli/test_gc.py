@@ -29,7 +29,27 @@ def test_a_dry_run_changes_nothing(cli: Cli) -> None:
     planned = cli("gc", "--keep", "1", "--offline", "--dry-run")
 
     assert "2 generations of 3 would be removed" in planned.out
+    assert planned.err == ""
     assert len(cli("show", "my/v1", "--json").json["scopes"][0]["generations"]) == 3
+
+
+def test_what_stays_is_listed_only_with_v(cli: Cli) -> None:
+    cli.publish("my/v1")
+
+    assert cli("gc").out.startswith("0 generations of 1 removed\n")
+    assert cli("gc", "-v").out.splitlines()[1].split()[-3:] == ["1", "stays", "newest"]
+
+
+def test_what_an_earlier_gc_has_condemned_is_counted_until_it_is_deleted(cli: Cli) -> None:
+    cli.publish("my/v1")
+    name = "ab" * 32
+    (cli.store / "blobs" / name[:2]).mkdir(exist_ok=True)
+    (cli.store / "blobs" / name[:2] / name).write_text("nobody needs this")
+
+    assert "condemned: 1 file, 17 B; a gc in 1 h or later deletes them" in cli("gc").out
+    assert "condemned before: 1 file, 17 B" in cli("gc").out
+    assert "deleted: 1 file, 17 B" in cli("gc", "--offline").out
+    assert "condemned" not in cli("gc").out
 
 
 def test_it_says_what_makes_up_for_a_damaged_list(cli: Cli) -> None:
@@ -81,6 +101,7 @@ def test_a_limit_that_cannot_be_kept_says_why(cli: Cli) -> None:
 
     planned = cli("gc", "--max-size", "1B", "--allow-live", "--dry-run")
     assert "would be forgotten: my/v1" in planned.out
+    assert "what forgotten keys took" not in planned.err
     assert cli("show", "my/v1").code == 0
 
     cli("pin", "my/v1", "1")
