@@ -79,9 +79,14 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
     soon = invocation.again("gc", "--keep", "1")
     gc = f"gc removes them in time, a pinned one once it is unpinned, or sooner: {soon}"
     if not (report.is_newest_damaged or report.local):
+        if report.is_gc_stopped:
+            again = invocation.again("verify", key=key, names=WORKERS)
+            return f"what could not be read at all is removed, and gc deletes again; what else is damaged: {again}"
         return f"only earlier generations are damaged, which are not restored: {gc}"
     if not (report.is_mendable or report.local):
         return f"nothing is left to repair: commit from a worker that has the files; for earlier generations, {gc}"
+    if report.repaired and not (report.packs or report.damage):
+        return "what was altered in the cache root is removed; the next restore, or the compiler, makes it anew"
     if report.repaired:
         return "what could be saved is; the next commit of a worker that has the files puts back what is lost"
     return repair

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 
 import pytest
@@ -100,9 +101,28 @@ def test_what_keeps_gc_from_deleting_anything_is_to_be_repaired_first(cli: Cli) 
     ref.write_bytes(b"damaged")
     said = cli("verify").err
     assert "next: kstore verify --repair" in said and "kstore gc" not in said
-    cli("verify", "--repair")
+    done = "what could not be read at all is removed, and gc deletes again; what else is damaged: kstore verify"
+    assert cli("verify", "--repair").err == f"kstore: {done}\n"
     assert cli("verify").code == 0
     assert list(cli.store.rglob("*.pin")) == []
+
+
+def test_a_file_that_was_altered_in_the_cache_root_is_named_and_removed_by_a_repair(cli: Cli) -> None:
+    altered = cli.write("inductor/ab/cone.py", "one")
+    cli("commit", "my/v1", "--layout", "packed")
+    shutil.rmtree(cli.cache_root)
+    cli("restore", "my/v1")
+    altered.write_text("eno")
+    found = cli("verify", "my/v1")
+    assert found.code == 4
+    assert found.out.startswith("inductor/ab/cone.py in the local cache root was altered in place\n")
+    assert found.err == "kstore: next: kstore verify my/v1 --repair\n"
+
+    assert cli("verify", "my/v1", "--repair").err == (
+        "kstore: what was altered in the cache root is removed; the next restore, or the compiler, makes it anew\n"
+    )
+    assert not altered.exists()
+    assert cli("verify", "my/v1").code == 0
 
 
 def test_a_pack_that_was_moved_aside_is_not_reported_again_but_what_an_earlier_generation_has_lost(cli: Cli) -> None:
@@ -170,7 +190,9 @@ def test_what_cannot_be_read_is_named_and_is_not_damage(cli: Cli, monkeypatch: p
     assert result.out.count("cannot be read just now: blob ") == 3
     assert "cannot be read just now: 2 more; -v names them" in result.out
     assert "not everything could be read" in result.out
-    assert "--repair" not in result.err
+    assert result.err == (
+        "kstore: what cannot be read may be whole, and stays; check the mount and its permissions, and verify again\n"
+    )
     assert cli("verify").code == 0
 
 
