@@ -113,6 +113,25 @@ def test_packs_are_counted(cli: Cli) -> None:
     assert "\n  packs        1\n" in cli("show", "my/v1").out
 
 
+def test_a_store_without_packs_and_what_runs_anywhere_are_told_as_such(cli: Cli) -> None:
+    cli.publish("my/v1")
+    out = cli("show", "my/v1").out
+
+    assert "\n  packs        none: every file in this store is stored by itself\n" in out
+    assert "\n  hosts        any\n" in out
+
+
+def test_a_key_whose_only_generation_is_damaged_is_not_called_missing(cli: Cli) -> None:
+    cli.publish("my/v1")
+    (ref,) = cli.store.glob("refs/*/my/v1/*/1")
+    ref.chmod(0o644)
+    ref.write_bytes(b"damaged")
+    result = cli("show", "my/v1")
+
+    assert (result.code, result.out.splitlines()[0]) == (4, "my/v1")
+    assert "generation 1 of my/v1" in result.err
+
+
 def test_an_unknown_key_is_a_miss(cli: Cli) -> None:
     cli("init")
     result = cli("show", "my/v1")
