@@ -69,6 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("compiler")}
     items.sort(key=lambda item: item.path not in long)  # otherwise one process would still run them at the end
 

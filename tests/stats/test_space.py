@@ -29,6 +29,7 @@ from kstore.stats.overview import Shelf, overview
 from kstore.stats.space import Space
 from kstore.storage import Storage
 from kstore.store import Store
+from tests.faults.reading import unlistable
 from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
 from tests.test_repair import meanwhile, rot_frame
@@ -260,6 +261,24 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     assert space.whole.alone == sum(held.alone for held in space.groups.values())
     assert space.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
     assert overview(storage).unreadable == space.unreadable
+
+
+def test_a_pack_that_the_newest_generation_names_is_missed(tmp_path: Path) -> None:
+    node = commit(tmp_path, KEY, "one", layout="packed")
+    (pack,) = node.newest().packs
+    node.tree.kernel("another")
+    node.commit()
+    (node.location / "packs" / pack).unlink()
+    assert any(line.startswith(f"pack {pack}: ") for line in by_key(node.store.storage).unreadable)
+
+
+def test_loose_blobs_in_a_folder_that_cannot_be_listed_are_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = commit(tmp_path, KEY, "one", layout="loose")
+    unlistable(monkeypatch, f"blobs/{min(os.listdir(node.location / 'blobs'))}")
+    (told,) = by_key(node.store.storage).unreadable
+    assert "lost" not in told
 
 
 REMOVALS = {
