@@ -15,8 +15,8 @@ from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.local.numbered import make_private, numbered_bases
 
-_LOOK = 0.005
-"""Seconds between two looks whether it is our turn: an attempt takes several times as long."""
+_LOOK = 0.02
+"""Seconds between two looks whether it is our turn: an attempt takes longer, and most often several wait."""
 
 
 class Line:
