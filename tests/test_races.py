@@ -162,13 +162,15 @@ def test_a_pack_that_is_gone_is_asked_for_at_each_attempt(node: Node, rival: Nod
 
 
 class Waited:
-    """A line in which it is always one's turn."""
+    """A line in which it is one's turn at once, or never."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool = True) -> None:
         self.said: list[str] = []
+        self._moves = moves
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         self.said.append(f"waited, for {seconds:g} s at most")
+        return self._moves
 
     def leave(self) -> None:
         self.said.append("left")
@@ -188,6 +190,12 @@ class TestLine:
             pass
         assert line.said == ["waited, for 2 s at most"] * 2 + ["left"]
 
+    def test_whoever_has_waited_in_vain_twice_goes_on_without_a_line(self) -> None:
+        line = Waited(moves=False)
+        for _ in zip(range(9), races(line), strict=False):
+            pass
+        assert line.said == ["waited, for 2 s at most"] * 2 + ["left"]
+
     def test_an_error_leaves_the_line(self) -> None:
         line = Waited()
 
@@ -203,7 +211,7 @@ class TestLine:
         self, node: Node, rival: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waited: list[Line] = []
-        monkeypatch.setattr(Line, "wait", lambda line, _: waited.append(line))
+        monkeypatch.setattr(Line, "wait", lambda line, _: bool(waited.append(line)))
         outrun(monkeypatch, rival, 1, before="publish")
         node.commit()
         node.tree.kernel("more")

@@ -19,13 +19,16 @@ _PATIENCE = 8
 """How many times as long as an attempt takes its writer waits before the next one, at most."""
 _LONGEST = 2.0
 """Seconds: no wait is longer, since a job that is told to end may be about to publish."""
+_MOST_IN_VAIN = 2
+"""Times that a writer waits for those before it in vain: one that has been stopped would hold up all others each time.
+"""
 
 
 class Line(Protocol):
     """Those of one host that are to publish, one after the other."""
 
-    def wait(self, seconds: float) -> object:
-        """Wait for one's turn, but no longer than that."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for one's turn, but no longer than that; returns whether it has come."""
 
     def leave(self) -> None:
         """Let the next one go."""
@@ -38,6 +41,7 @@ def races(line: Line | None = None) -> Iterator[None]:
     a large fleet commits all at once, nearly every attempt would be in vain otherwise, and each is work for the store
     and for the host.
     """
+    in_vain = 0
     try:
         for lost in range(1, MAX_RACES + 1):
             began = time.monotonic()
@@ -45,8 +49,8 @@ def races(line: Line | None = None) -> Iterator[None]:
             took = time.monotonic() - began
             patience = min(max(lost - _EAGER, 0), _PATIENCE)
             time.sleep(min(_LONGEST, RANDOM.uniform(0, patience) * took))
-            if line:
-                line.wait(_LONGEST)
+            if line and in_vain < _MOST_IN_VAIN:
+                in_vain += not line.wait(_LONGEST)
     finally:
         if line:
             line.leave()
