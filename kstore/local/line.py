@@ -23,7 +23,7 @@ class Line:
     """One worker's place in the line for something that has a name, which all of them know."""
 
     def __init__(self, name: str) -> None:
-        self._name = digest_of(name.encode()).hex()[:32]
+        self._name = digest_of(os.fsencode(name)).hex()[:32]
         self._lock: filelock.BaseFileLock | None = None
 
     def wait(self, seconds: float) -> bool:

@@ -49,6 +49,13 @@ def test_nobody_waits_for_those_that_publish_elsewhere() -> None:
     assert Line("another key").wait(0)
 
 
+def test_a_store_may_have_a_path_that_is_no_text() -> None:
+    first = Line("k\udcffstore")
+    assert first.wait(0)
+    assert not Line("k\udcffstore").wait(0)
+    first.leave()
+
+
 def test_whoever_waits_goes_when_the_one_before_has_left(first: Line) -> None:
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(lambda: Line("a key").wait(LONG))
