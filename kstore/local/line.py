@@ -14,6 +14,7 @@ import filelock
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError
 from kstore.local.numbered import make_private, numbered_bases
+from kstore.local.turn import acquire
 
 _LOOK = 0.02
 """Seconds between two looks whether it is our turn: an attempt takes longer, and most often several wait."""
@@ -28,13 +29,11 @@ class Line:
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is this worker's turn, but no longer than that; returns whether it is. It stays so."""
-        with suppress(filelock.Timeout, OSError, NotImplementedError, CacheRootError):
+        with suppress(OSError, CacheRootError):
             if self._lock is None:
                 folder = make_private(numbered_bases()[1])
                 self._lock = filelock.FileLock(os.path.join(folder, f"line-{self._name}"))
-            if not self._lock.is_locked:
-                self._lock.acquire(seconds, poll_interval=_LOOK)
-            return True
+            return self._lock.is_locked or acquire(self._lock, seconds, _LOOK)
         return False
 
     def leave(self) -> None:

@@ -40,14 +40,14 @@ class Turn:
             pass
 
 
-def acquire(lock: filelock.BaseFileLock, timeout: float) -> bool:
-    """Take a lock, and return whether it could be had within `timeout` seconds.
+def acquire(lock: filelock.BaseFileLock, timeout: float, look: float = 0.05) -> bool:
+    """Take a lock, and return whether it could be had within `timeout` seconds; `look` are those between two looks.
 
     Raises:
         CacheRootError: it cannot be locked.
     """
     try:
-        lock.acquire(timeout)
+        lock.acquire(timeout, poll_interval=look)
     except filelock.Timeout:
         return False
     except (OSError, NotImplementedError) as error:
