@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kstore.errors import MissError
-from kstore.inspect.artifact import MAX_COMPARED, find_artifact, read_artifact, text_of
+from kstore.inspect.artifact import MAX_COMPARED, MAX_LINES, find_artifact, read_artifact, text_of
 from kstore.inspect.comparison import compare_sides
 from kstore.inspect.items import Artifact
 from kstore.inspect.lines import unified_diff
@@ -97,6 +97,6 @@ def _lines(left: _Found, right: _Found) -> list[str] | None:
     if max(left.artifact.entry.size, right.artifact.entry.size) > MAX_COMPARED:
         return None
     one, other = left.text(), right.text()
-    if one is None or other is None:
+    if one is None or other is None or max(one.count("\n"), other.count("\n")) > MAX_LINES:
         return None
     return list(unified_diff((left.name, one), (right.name, other)))

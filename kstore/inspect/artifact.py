@@ -16,6 +16,8 @@ from kstore.published.manifest import BELOW
 
 MAX_COMPARED = 8 << 20
 """Bytes: a larger text is not compared line by line."""
+MAX_LINES = 500_000
+"""Nor is one of more lines: comparing one takes half a kilobyte, and 8 MiB may be eight million."""
 _SHOWN = 8
 _NEAR = 3
 _COMPARED = 2500

@@ -324,8 +324,9 @@ def test_equal_parts_are_reported_as_equal(cli: Cli) -> None:
     assert "is the same in both" in result.err
 
 
-def test_a_huge_text_is_not_compared_by_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kstore.cli.diff_text.MAX_COMPARED", 10)
+@pytest.mark.parametrize(("limit", "most"), [("MAX_COMPARED", 10), ("MAX_LINES", 3)])
+def test_a_huge_text_is_not_compared_by_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
+    monkeypatch.setattr(f"kstore.cli.diff_text.{limit}", most)
     code(cli)
 
     assert "binary or too large" in cli("diff", "my/v1", "my/v2", "--path", "triton_add.ttir").err
