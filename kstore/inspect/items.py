@@ -81,7 +81,7 @@ class Item:
 
     def code(self) -> Part | None:
         """The first form of a Triton kernel's code that it has."""
-        forms = {part.name.rpartition(".")[2]: part for part in self.parts}
+        forms = {part.name.rpartition(".")[2]: part for part in sorted(self.parts, reverse=True)}
         return forms.get("source") or forms.get("ttir")
 
     def path(self, part: Part) -> str:

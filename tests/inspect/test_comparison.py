@@ -12,7 +12,7 @@ from kstore.environment import Host
 from kstore.errors import MissError, StoreUnavailable
 from kstore.inspect import contents
 from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides, find_sides
-from kstore.inspect.items import Artifact
+from kstore.inspect.items import Artifact, items_of
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side, Sizes, _published_facts, local_side
 from kstore.published.manifest import Flag, Manifest
@@ -459,3 +459,13 @@ def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None
     found = compare_sides(held, replace(held, artifacts=()))
 
     assert {difference.change for difference in found.differences} == {Change.REMOVED}
+
+
+def test_of_several_sources_in_one_folder_the_first_by_name_is_a_kernels_code() -> None:
+    """A set of them is in another order in each process."""
+    names = [f"k{number:02}.source" for number in range(20)]
+    artifacts = [Artifact(f"triton/x/{name}", "", entry(name, Flag.GROUP, 2)) for name in names]
+    (item,) = items_of(artifacts).values()
+    code = item.code()
+
+    assert code and code.name == "k00.source"
