@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kstore.errors import UsageError
 
 MAX_KEY_LENGTH = 200
+_SHOWN = 8
+"""Scopes that a message names: a key may have any number."""
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._+-]*")
 
@@ -84,6 +86,7 @@ class Scope:
         return f"{self.key} ({self.gpu}, {self.environment})"
 
 
-def choices(scopes: Iterable[Scope], suffix: str = "") -> str:
-    """The scopes as the command line takes them, in options that end in `suffix`."""
-    return "; ".join(f"--gpu{suffix} {scope.gpu} --environment{suffix} {scope.environment}" for scope in scopes)
+def choices(scopes: Sequence[Scope], suffix: str = "", most: int = _SHOWN) -> str:
+    """The first of the scopes as the command line takes them, in options that end in `suffix`."""
+    named = [f"--gpu{suffix} {scope.gpu} --environment{suffix} {scope.environment}" for scope in scopes[:most]]
+    return "; ".join(named) + (f"; and {len(scopes) - most} more" if len(scopes) > most else "")

@@ -157,8 +157,7 @@ def tell_elsewhere(output: Output, store: Store, report: RestoreReport) -> None:
     if named and report.status is RestoreStatus.MISS and not (report.withdrawn or report.error):
         with suppress(KstoreError):
             if found := sorted(unforgotten(store.storage, store.scopes(report.key))):
-                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                output.say(f"{report.key} is published for: {choices(found[:_SHOWN])}{more}")
+                output.say(f"{report.key} is published for: {choices(found, most=_SHOWN)}")
 
 
 def tell_trouble(output: Output, report: RestoreReport | CommitReport) -> None:

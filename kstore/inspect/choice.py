@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -125,5 +125,5 @@ def _ref(store: Store, wanted: Wanted, scope: Scope) -> Ref:
         return ref_of(store.storage, scope, wanted.generation)
 
 
-def _choices(wanted: Wanted, scopes: Iterable[Scope]) -> str:
+def _choices(wanted: Wanted, scopes: Sequence[Scope]) -> str:
     return f"for {wanted.key} choose: {choices(scopes, wanted.suffix)}"

@@ -90,6 +90,15 @@ def test_several_foreign_scopes_are_listed_as_options(folder: Path) -> None:
     assert choose_one(store(folder), Wanted("m", gpu="b")).scope.gpu == "b"
 
 
+def test_of_very_many_scopes_only_some_are_listed(folder: Path) -> None:
+    for number in range(10):
+        commit(folder, "m", f"gpu{number}")
+    with pytest.raises(AmbiguousScopeError, match=r"--gpu gpu7 --environment torch-1; and 2 more$"):
+        choose_one(store(folder), Wanted("m"))
+    with pytest.raises(MissError, match=r"--gpu gpu7 --environment torch-1; and 2 more$"):
+        choose_one(store(folder), Wanted("m", gpu="x"))
+
+
 def forget(folder: Path, key: str, gpu: str) -> None:
     store(folder, gpu).forget(key)
 
