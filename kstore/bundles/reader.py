@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
@@ -73,13 +73,21 @@ class BundleReader:
         Raises:
             IntegrityError: it is missing, or holds what no commit makes.
         """
-        if content.size > _MAX_MANIFEST:
-            raise IntegrityError(f"a manifest declares {content.size} bytes")
-        for _, data in self.fetch({content.manifest: content.size}):
+        for _, manifest in self._manifests((content,)):
+            return manifest
+        raise _manifest_missing(content)
+
+    def _manifests(self, contents: Iterable[Content]) -> Iterator[tuple[bytes, Manifest]]:
+        """Yield (digest, manifest) of these scopes, each manifest once: any number of scopes may name the same."""
+        sizes: dict[bytes, int] = {}
+        for content in contents:
+            if content.size > _MAX_MANIFEST:
+                raise IntegrityError(f"a manifest declares {content.size} bytes")
+            _add(sizes, content.manifest, content.size)
+        for digest, data in self.fetch(sizes):
             manifest = Manifest.load(bytes(data))
             check_manifest(manifest)
-            return manifest
-        raise IntegrityError(f"the manifest of {content.scope} is missing")
+            yield digest, manifest
 
     def fetch(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
         """Yield (digest, bytes) of the blobs that are wanted, given by digest and size, in the order of the file."""
@@ -102,11 +110,15 @@ class BundleReader:
 
     def _check_contents(self) -> None:
         """Check that the index names what the manifests need, each blob once and with one size, and nothing else."""
-        needed: dict[bytes, int] = {}
-        for content in self.header.contents:
-            _add(needed, content.manifest, content.size)
-            for entry in self.manifest(content).entries():
+        needed = {content.manifest: content.size for content in self.header.contents}
+        found = set()
+        for digest, manifest in self._manifests(self.header.contents):
+            found.add(digest)
+            for entry in manifest.entries():
                 _add(needed, entry.digest, entry.size)
+        for content in self.header.contents:
+            if content.manifest not in found:
+                raise _manifest_missing(content)
         index = self._pack.index
         if len(index.digests) != len(needed) or index.sizes_by_digest() != needed:
             raise IntegrityError("its index does not name what its manifests need")
@@ -117,6 +129,10 @@ class BundleReader:
             progress.done += 1
         if progress.done != progress.total:
             raise IntegrityError(f"{progress.total - progress.done} blobs do not match their digests")
+
+
+def _manifest_missing(content: Content) -> IntegrityError:
+    return IntegrityError(f"the manifest of {content.scope} is missing")
 
 
 def _add(needed: dict[bytes, int], digest: bytes, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ import zstandard
 from blake3 import blake3
 
 from kstore.blobs.packindex import FOOTER_SIZE, Frame, PackIndex
+from kstore.blobs.packreader import PackReader, Part
 from kstore.blobs.packwriter import PackWriter
 from kstore.bundles.format import SEAL_SIZE, Content, Header, seal
 from kstore.bundles.importing import import_bundle
+from kstore.bundles.reader import BundleReader
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.published.manifest import Entry, Flag, Manifest
 from kstore.scope import Scope
-from tests.bundles.carrying import bring, bundle_of, other_store, restored
+from tests.bundles.carrying import bring, bundle_of, export, fill, other_store, restored
 from tests.trees import ENVIRONMENT, GPU, KEY, contents
 
 SCOPE = Scope(GPU, KEY, ENVIRONMENT)
@@ -243,6 +245,50 @@ def test_of_many_scopes_that_a_bundle_has_beside_the_one_that_is_wanted_some_are
     with pytest.raises(MissError) as miss:
         import_bundle(other_store(tmp_path / "target").store, str(bundle), gpu="another")
     assert str(miss.value).endswith(f"it has GPU e0, GPU e1, GPU e2, GPU e3, GPU e4, GPU e5, GPU e6{told}")
+
+
+def test_a_manifest_that_many_scopes_name_is_read_once_before_one_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (content,) = json.loads(Bundle().header[22:-32])["scopes"]
+    scopes = [content | {"environment": f"e{number}"} for number in range(500)]
+    bundle = edited_header(scopes=scopes).write(tmp_path / "bundle")
+    read: list[Manifest] = []
+    monkeypatch.setattr("kstore.bundles.reader.check_manifest", read.append)
+
+    with pytest.raises(MissError):
+        import_bundle(other_store(tmp_path / "target").store, str(bundle), gpu="another")
+    assert len(read) == 1
+
+
+def test_many_manifests_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look for a blob goes through all frames."""
+    source = other_store(tmp_path / "source")
+    others = [other_store(tmp_path / "source", name=f"n{n}", environment=f"torch-{n}") for n in range(5)]
+    for node in (source, *others):
+        fill(node, node.store.environment.tag)
+    export(source, tmp_path / "bundle", *others)
+    asked: list[int] = []
+    parts = PackReader.parts
+
+    def counted(self: PackReader, wanted: Mapping[bytes, int]) -> Iterator[Part]:
+        asked.append(len(wanted))
+        return parts(self, wanted)
+
+    monkeypatch.setattr(PackReader, "parts", counted)
+    with BundleReader(str(tmp_path / "bundle")) as bundle:
+        bundle.check()
+
+    assert len(asked) == 2 and asked[0] == 6
+
+
+def test_a_scope_whose_manifest_is_missing_is_named(tmp_path: Path) -> None:
+    (content,) = json.loads(Bundle().header[22:-32])["scopes"]
+    lost = content | {"environment": "lost", "manifest": "00" * 32}
+    bundle = edited_header(scopes=[content, lost]).write(tmp_path / "bundle")
+
+    with pytest.raises(IntegrityError, match=rf"the manifest of {KEY} \({GPU}, lost\) is missing"):
+        bring(other_store(tmp_path / "target"), bundle)
 
 
 def test_a_scope_that_is_named_twice_is_refused(tmp_path: Path) -> None:
