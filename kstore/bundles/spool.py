@@ -16,19 +16,18 @@ _CHUNK = 1 << 20
 
 
 def open_anywhere(path: str) -> IO[bytes]:
-    """The file, or a copy of what comes through a pipe or from stdin.
+    """The file, or a copy of what comes through a pipe. Stdin may be either.
 
     Raises:
         OSError: it cannot be read.
         FileError: there is no room for a copy.
     """
-    if path == STDIN:
-        return _copied(0, "stdin")
-    file = open(path, "rb", buffering=0)
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    is_stdin = path == STDIN
+    file = open(0 if is_stdin else path, "rb", buffering=0, closefd=not is_stdin)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and not file.tell():  # Somebody may have read a part of stdin.
         return file
     with file:
-        return _copied(file.fileno(), path)
+        return _copied(file.fileno(), "stdin" if is_stdin else path)
 
 
 def _copied(fd: int, name: str) -> IO[bytes]:

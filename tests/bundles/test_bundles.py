@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -778,6 +779,41 @@ def test_where_what_comes_through_a_pipe_cannot_be_kept_the_error_says_so(
     with pytest.raises(KstoreError, match="set TMPDIR"):
         bring(other_store(tmp_path / "target"), Path(f"/dev/fd/{reader}"))
     os.close(reader)
+
+
+@pytest.fixture
+def stdin() -> Iterator[Callable[[int], int]]:
+    """Makes stdin what another descriptor is."""
+    before = os.dup(0)
+    yield lambda descriptor: os.dup2(descriptor, 0)
+    os.dup2(before, 0)
+    os.close(before)
+
+
+def test_a_file_that_is_stdin_is_read_where_it_is(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdin: Callable[[int], int]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with bundle_of(source, tmp_path).open("rb") as file:
+        stdin(file.fileno())
+    target = other_store(tmp_path / "target")
+    bring(target, Path("-"))
+
+    assert restored(target) == without_relocated(contents(source.tree.root))
+    os.fstat(0)  # It is still open.
+
+
+def test_what_somebody_has_read_of_stdin_is_not_part_of_the_bundle(
+    source: Node, tmp_path: Path, stdin: Callable[[int], int]
+) -> None:
+    bundle, target = bundle_of(source, tmp_path), other_store(tmp_path / "target")
+    bundle.write_bytes(b"a line\n" + bundle.read_bytes())
+    with bundle.open("rb", buffering=0) as file:
+        file.readline()
+        stdin(file.fileno())
+    bring(target, Path("-"))
+
+    assert restored(target) == without_relocated(contents(source.tree.root))
 
 
 def test_where_there_is_no_room_for_what_comes_through_a_pipe_the_error_says_so(
