@@ -66,11 +66,14 @@ def chosen_kernel(data: bytes) -> str:
 
 def definitions(text: str) -> Iterator[Definition]:
     """The kernels that an Inductor module hands to its compilers: `name = async_compile.triton('…', '''…''')`."""
-    found = _DEFINITION.search(text)
+    found, start = _DEFINITION.search(text), 0
     while found:
-        start = text.find(_QUOTES, found.end(), found.end() + _MAX_ARGUMENTS)
         end = found.end()
-        if start >= 0:
+        if start < end:  # The quotes that one definition is too far from may be those of a later one.
+            start = text.find(_QUOTES, end)
+        if start < 0:
+            return
+        if start - end < _MAX_ARGUMENTS:
             end = text.find(_QUOTES, start + len(_QUOTES))
             if end < 0:
                 return  # The text is cut short.

@@ -89,6 +89,27 @@ def test_a_definition_without_a_source_hides_no_other() -> None:
     assert [kernel.name for kernel in definitions(text)] == ["cpp_fused_add_0", "triton_poi_fused_mul_1"]
 
 
+@pytest.mark.parametrize("after", ["", " " * 100_000 + "'''source'''"])
+def test_a_module_full_of_definitions_without_a_source_is_searched_once(after: str) -> None:
+    searched = 0
+
+    class Text(str):
+        """Notes how much of it is searched for quotes."""
+
+        __slots__ = ()
+
+        def find(self, text: str, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
+            nonlocal searched
+            found = super().find(text, start, end)
+            searched += (found if found >= 0 else min(len(self), end or len(self))) - start
+            return found
+
+    text = Text("name = async_compile.triton(\n" * 10_000 + after)
+
+    assert list(definitions(text)) == []
+    assert searched <= 2 * len(text)
+
+
 def test_a_module_of_one_kernel_is_named_after_it() -> None:
     assert jitted_name("@triton.jit\ndef triton_red_fused_sum_7(in_ptr0):\n    pass\n") == "triton_red_fused_sum_7"
     assert jitted_name("def call(args):\n    pass\n") == ""
