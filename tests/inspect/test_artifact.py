@@ -10,7 +10,7 @@ from kstore.errors import IntegrityError, MissError, UsageError
 from kstore.inspect.artifact import find_artifact, read_artifact, text_of
 from kstore.inspect.choice import Wanted, choose_one
 from kstore.inspect.sides import Side, local_side, published_side
-from tests.inspect.caches import put_cpp, put_kernel, put_module
+from tests.inspect.caches import put_cpp, put_kernel, put_module, put_named
 from tests.trees import KEY, Node, shared_object
 
 
@@ -53,6 +53,13 @@ def test_a_cpp_kernel_is_found_by_its_name(one: One) -> None:
 
     assert find_artifact(one.side(), "cpp_fused_add_0.main.cpp").path == path
     assert find_artifact(one.side(), "cpp_fused_add_0").path == path
+
+
+def test_the_module_of_a_triton_kernel_is_found_by_its_name(one: One) -> None:
+    path = put_named(one.tree, ".py", "@triton.jit\ndef triton_red_fused_sum_7(in_ptr0):\n    pass\n")
+
+    assert find_artifact(one.side(), "triton_red_fused_sum_7").path == path
+    assert find_artifact(one.side(), "triton_red_fused_sum_7.py").path == path
 
 
 def test_several_are_named(one: One) -> None:

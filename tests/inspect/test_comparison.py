@@ -12,7 +12,7 @@ from kstore.environment import Host
 from kstore.errors import MissError, StoreUnavailable
 from kstore.inspect import contents
 from kstore.inspect.comparison import Change, Comparison, Difference, Field, compare_sides, find_sides
-from kstore.inspect.items import Artifact, items_of
+from kstore.inspect.items import Artifact, Item, items_of
 from kstore.inspect.kinds import Kind
 from kstore.inspect.sides import Side, Sizes, _published_facts, local_side
 from kstore.published.manifest import Flag, Manifest
@@ -461,11 +461,23 @@ def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None
     assert {difference.change for difference in found.differences} == {Change.REMOVED}
 
 
+def kernel_of(*names: str) -> Item:
+    """A Triton kernel with these files."""
+    (item,) = items_of(Artifact(f"triton/x/{name}", "", entry(name, Flag.GROUP, 2)) for name in names).values()
+    return item
+
+
 def test_of_several_sources_in_one_folder_the_first_by_name_is_a_kernels_code() -> None:
     """A set of them is in another order in each process."""
-    names = [f"k{number:02}.source" for number in range(20)]
-    artifacts = [Artifact(f"triton/x/{name}", "", entry(name, Flag.GROUP, 2)) for name in names]
-    (item,) = items_of(artifacts).values()
-    code = item.code()
+    item = kernel_of(*(f"k{number:02}.{suffix}" for number in range(20) for suffix in ("source", "json")))
+    code, metadata = item.code(), item.metadata()
 
     assert code and code.name == "k00.source"
+    assert metadata and metadata.name == "k00.json"
+
+
+def test_where_there_is_no_source_the_next_form_is_a_kernels_code() -> None:
+    code = kernel_of("k.json", "k.ptx", "k.ttir").code()
+
+    assert code and code.name == "k.ttir"
+    assert kernel_of("k.json", "k.ptx").code() is None
