@@ -59,7 +59,9 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest."""
     if NOT_TAKEN in declined.values():
         base = {path: entry for path, entry in base.items() if declined.get(path) != NOT_TAKEN}
-    merged = Merged(dict(theirs), declined={p: d for p, d in declined.items() if _digest(ours, p) == d})
+    # What theirs has by now, such as after a rollback, got in.
+    left = {p: d for p, d in declined.items() if _digest(ours, p) == d != _digest(theirs, p)}
+    merged = Merged(dict(theirs), declined=left)
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
     if base or theirs or merged.declined:

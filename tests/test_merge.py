@@ -123,6 +123,12 @@ def test_what_changed_since_it_was_declined_is_offered() -> None:
     assert merged.declined == {}
 
 
+def test_what_is_published_by_now_is_no_longer_declined() -> None:
+    declined = merge({"x": A}, {}, {"x": A}, {}).declined
+    assert declined == {"x": A.digest}  # It was taken out,
+    assert merge({}, {"x": A}, {"x": A}, declined).declined == {}  # and is back.
+
+
 def test_what_is_gone_here_is_no_longer_declined() -> None:
     assert merge({"x": A}, {"x": A}, {}, {"x": B.digest}).declined == {}
 
