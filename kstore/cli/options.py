@@ -31,7 +31,7 @@ REQUIRED = {"3": "nothing is published, with --require or --generation; with --w
 INTEGRITY = {"4": "what the store holds is damaged"}
 DIFFERENT = {"6": "they differ, with --exit-code"}
 HELD = {"5": "another process held the cache root for too long"}
-TIMEOUT = {"5": "it took too long: the store hangs, or another process held the cache root"}
+TIMEOUT = {"5": "it took too long: the store hangs, another process held the cache root, or other ranks did not answer"}
 
 
 @dataclass(slots=True)
