@@ -150,7 +150,8 @@ def command(
         check_key(seed)
     store.scope(key)  # A bad key or setting stops here. Trouble after this does not stop the run.
     commits = _Commits(output, store, key, grace_period)
-    restore = partial(_restore, output, store, key, require or require_hits, seed=seed, group=group)
+    demand = "--require-hits" if require_hits else "--require" if require else ""
+    restore = partial(_restore, output, store, key, demand, seed=seed, group=group)
     try:
         launcher = Launcher()
     except OSError as error:
@@ -205,27 +206,27 @@ def _verdict(output: Output, usage: UsageReport) -> int:
 
 
 def _restore(
-    output: Output, store: Store, key: str, require: bool, *, seed: str | None, wait: float, group: bool
+    output: Output, store: Store, key: str, demand: str, *, seed: str | None, wait: float, group: bool
 ) -> RestoreReport:
-    """Restore, or say why the command runs cold."""
+    """Restore, or say why the command runs cold, unless the option `demand` forbids that."""
     from kstore.cli.sentences import check_required, restored, tell_elsewhere, tell_trouble
     from kstore.report import RestoreReport, RestoreStatus
     from kstore.stats.record import record
 
     try:
         with output.working(f"restoring {key}", store.progress):
-            work = partial(store.restore, key, seed=seed, wait=wait, lead=not require, group=group)
+            work = partial(store.restore, key, seed=seed, wait=wait, lead=not demand, group=group)
             report = store.waiting.within(f"restoring from {store.location}", work, beside=wait)
     except Exception as error:
-        if require:
+        if demand:
             raise
         _warn(output, "nothing is restored, the command runs cold", error)
         is_late = isinstance(error, WaitTimeout)
         return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_text_of(error))
     record(store, report)
     tell_elsewhere(output, store, report)
-    if require:
-        check_required(store, report, seed)
+    if demand:
+        check_required(store, report, seed, demand)
     tell_trouble(output, report)
     output.say(restored(store, report, seed))
     return report

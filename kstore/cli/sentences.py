@@ -61,8 +61,8 @@ def _way_back(store: Store, report: RestoreReport | CommitReport) -> str:
     return f"`{command_line('rollback', report.key, *where)}` undoes that until gc has removed what it had"
 
 
-def check_required(store: Store, report: RestoreReport, seed: str | None) -> None:
-    """Check that something was restored, as --require demands.
+def check_required(store: Store, report: RestoreReport, seed: str | None, demand: str = "--require") -> None:
+    """Check that something was restored, as the option `demand` says.
 
     Raises:
         MissError: there was nothing to restore.
@@ -71,10 +71,10 @@ def check_required(store: Store, report: RestoreReport, seed: str | None) -> Non
     if report.left_out and not report.ok:
         raise IntegrityError(
             f"generation {report.generation} of {report.key} is damaged, none of its {files(report.files)} could be "
-            "restored; leave out --require to start without, and run `kstore verify --repair`"
+            f"restored; leave out {demand} to start without, and run `kstore verify --repair`"
         )
     if not report.ok:
-        raise MissError(f"{restored(store, report, seed)}; leave out --require to start without")
+        raise MissError(f"{restored(store, report, seed)}; leave out {demand} to start without")
 
 
 def committed(store: Store, report: CommitReport, checkpoints: Sequence[CommitReport] = ()) -> str:

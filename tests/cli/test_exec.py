@@ -824,6 +824,7 @@ def test_what_was_used_is_said(cli: Cli) -> None:
 
 def test_required_hits_fail_the_command_that_had_to_compile(cli: Cli) -> None:
     cold = cli.process("exec", "my/v1", "--require-hits", "--", "sh", "-ec", compiling("one"))
+    assert "leave out --require-hits to start without" in cold.err
     assert cold.code == 3
     assert "nothing is published" in cold.err
 
