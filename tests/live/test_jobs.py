@@ -557,7 +557,7 @@ def test_a_job_that_reads_its_settings_again_on_sighup_is_not_told_to_end(place:
 
 def test_a_job_whose_sighup_python_does_not_know_of_is_not_told_to_end_by_it_either(place: Place) -> None:
     with open(place.tree.root.parent / "stacks", "w") as stacks:
-        faulthandler.register(signal.SIGHUP, stacks, all_threads=False)  # It reads other threads' stacks as they change.
+        faulthandler.register(signal.SIGHUP, stacks, all_threads=False)  # Other threads' stacks change meanwhile.
         try:
             with kstore.synchronized(KEY, **place.settings):
                 place.tree.wrapper()
