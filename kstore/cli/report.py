@@ -10,7 +10,7 @@ import click
 from kstore.cli.options import ERROR, INTEGRITY, Command, Invocation, on_store
 from kstore.cli.streams import STDOUT, is_stdout, open_target
 from kstore.cli.termination import terminable
-from kstore.errors import IntegrityError, StoreUnavailable, UsageError
+from kstore.errors import IntegrityError, StoreFormatError, StoreUnavailable, UsageError
 from kstore.words import plural, size
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _check_target(path: Path) -> None:
 
 
 def _candidates(store: Store) -> GcReport | None:
-    """What gc would do; None if it cannot say: it makes a file to learn the store's own time, and lists every key."""
+    """What gc would do; None if it cannot say: it makes a file to learn the store's own time, and reads every key."""
     from kstore.settings import Mode
 
     if store.settings.mode is Mode.READ:
@@ -74,5 +74,5 @@ def _candidates(store: Store) -> GcReport | None:
     try:
         store.storage.clock()
         return store.gc(dry_run=True)
-    except (OSError, StoreUnavailable):
+    except (OSError, StoreUnavailable, StoreFormatError):
         return None

@@ -10,7 +10,7 @@ import click
 
 from kstore.cli.columns import Column
 from kstore.cli.options import ERROR, INTEGRITY, MISSING, Command, Invocation, key_argument, on_scope
-from kstore.errors import IntegrityError, KstoreError, MissError, StoreUnavailable
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, StoreUnavailable
 from kstore.words import files, moment, shorten, size
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Shown:
     manifest: Manifest | None = None
     """The manifest of the newest generation that can be read."""
     troubles: list[KstoreError] = field(default_factory=list)
-    """What of it is damaged, or cannot be read just now."""
+    """What of it is damaged, cannot be read just now, or was written by a newer kstore."""
     leans_on: list[str] = field(default_factory=list)
     """The stores below that had some of its files when it was committed."""
 
@@ -102,7 +102,7 @@ def _read(storage: Storage, scope: Scope) -> _Shown:
         for number in reversed(refs.generations(scope)):
             try:
                 shown.refs.append(refs.get(scope, number))
-            except IntegrityError as error:
+            except (IntegrityError, StoreFormatError) as error:
                 shown.troubles.append(error)
             except MissError:
                 continue  # removed since it was listed

@@ -69,7 +69,8 @@ def _tell(output: Output, report: VerifyReport) -> None:
     what = f"{part}{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
     if report.unreadable:
-        output.say("what cannot be read may be whole, and stays; check the mount and its permissions, and verify again")
+        advice = "if nothing else is said, check the mount and its permissions; then verify again"
+        output.say(f"what cannot be read may be whole, and stays; {advice}")
 
 
 def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:

@@ -18,7 +18,7 @@ from kstore.blobs import BlobStore
 from kstore.blobs.loose import LooseBlobs, blob_name
 from kstore.blobs.packreader import PackReader, read_ahead
 from kstore.damaged import damaged_blobs
-from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.errors import IntegrityError, MissError, StoreFormatError, reason_of
 from kstore.far import ask_each
 from kstore.files import NO_FILE
 from kstore.gc.digests import DigestSet
@@ -70,7 +70,7 @@ def _verify(
 ) -> None:
     with DigestSet() as needed, DigestSet() as loose, DigestSet() as whole:
         verification = _Verification(storage, report, needed, loose, whole, progress)
-        verification.run(scopes, lists_all=repair)
+        verification.run(scopes, repairs=repair)
         report.is_newest_damaged |= verification.is_newest_damaged()
         report.is_mendable |= storage.depth == 0 and verification.is_mendable()
         if repair:
@@ -99,9 +99,9 @@ class _Verification:
         self._hidden: set[bytes] = set()
         """Digests of what may be whole in a pack that cannot be read just now."""
 
-    def run(self, scopes: tuple[Scope, ...], *, lists_all: bool) -> None:
-        for generation, fetch in fetch_each(self._storage, self._generations(scopes, lists_all=lists_all)):
-            self._survey(*generation, fetch)
+    def run(self, scopes: tuple[Scope, ...], *, repairs: bool) -> None:
+        for generation, fetch in fetch_each(self._storage, self._generations(scopes, repairs=repairs)):
+            self._survey(*generation, fetch, repairs=repairs)
         self._report.blobs += len(self._needed)
         self._progress.done, self._progress.total = 0, len(self._needed)
         packs = sorted({pack for ref in self.refs for pack in ref.packs})
@@ -117,12 +117,12 @@ class _Verification:
         for ref in self.refs if lost else ():
             self._tell_lost(ref, lost)
 
-    def _generations(self, scopes: tuple[Scope, ...], *, lists_all: bool) -> Iterator[tuple[Scope, int]]:
+    def _generations(self, scopes: tuple[Scope, ...], *, repairs: bool) -> Iterator[tuple[Scope, int]]:
         for scope, list_generations in ask_each(self._storage.refs.generations, scopes):
             try:
                 generations = list_generations()
             except OSError as error:
-                if lists_all:
+                if repairs:
                     raise
                 self._report.unreadable.append(f"{scope}: {reason_of(error)}")
                 continue
@@ -155,14 +155,16 @@ class _Verification:
         """The newest ref of each scope."""
         return {ref.scope: ref for ref in sorted(self.refs, key=lambda ref: ref.generation)}
 
-    def _survey(self, scope: Scope, generation: int, fetch: Callable[[], Fetched]) -> None:
+    def _survey(self, scope: Scope, generation: int, fetch: Callable[[], Fetched], *, repairs: bool) -> None:
         try:
             fetched = fetch()
             ref = fetched.ref
             manifest = self._storage.read_snapshot(ref, fetched.data).checked
         except MissError:
             return
-        except (IntegrityError, OSError, MemoryError) as error:
+        except (IntegrityError, StoreFormatError, OSError, MemoryError) as error:
+            if repairs and isinstance(error, StoreFormatError):  # What it needs must stay, and nobody here knows that.
+                raise
             self._tell_trouble(scope, generation, error)
             return
         self._report.generations += 1
@@ -177,7 +179,8 @@ class _Verification:
         if isinstance(trouble, IntegrityError):
             self._report.damage.append(Damage(scope, generation, str(trouble), store=self._storage.location))
         else:
-            self._report.unreadable.append(f"generation {generation} of {scope}: {reason_of(trouble)}")
+            name, reason = f"generation {generation} of {scope}", reason_of(trouble)
+            self._report.unreadable.append(reason if name in reason else f"{name}: {reason}")
 
     def _check_pack(self, pack: str, reader: PackReader) -> None:
         trouble = self._read_pack(reader) and self._read_pack(reader)  # The trouble may pass.

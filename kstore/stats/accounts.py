@@ -20,7 +20,7 @@ from kstore.blobs.loose import FOLDER as LOOSE
 from kstore.blobs.packindex import Frame, pack_name
 from kstore.blobs.packreader import PackReader, read_ahead
 from kstore.digest import HEXADECIMAL
-from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.errors import IntegrityError, MissError, StoreFormatError, reason_of
 from kstore.far import ask_each
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
@@ -73,7 +73,7 @@ def holdings(
             yield Holding(fetched.ref, number in pins[scope], manifest, needs)
         except MissError:
             continue  # removed since it was listed
-        except (IntegrityError, OSError, MemoryError) as error:
+        except (IntegrityError, StoreFormatError, OSError, MemoryError) as error:
             if _is_there(storage, scope, number):
                 name, reason = f"generation {number} of {scope}", reason_of(error)
                 unreadable.append(reason if name in reason else f"{name}: {reason}")

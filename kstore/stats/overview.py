@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from kstore.errors import IntegrityError, MissError, reason_of
+from kstore.errors import IntegrityError, MissError, StoreFormatError, reason_of
 from kstore.far import ask_each
 from kstore.progress import Progress
 from kstore.published.ref import Ref
@@ -178,7 +178,7 @@ def _commits_of(storage: Storage, scope: Scope) -> Commits:
     commits = Commits()
     for number in storage.refs.generations(scope):
         commits.published = max(commits.published, number)
-        with suppress(MissError, IntegrityError, OSError):  # `holdings` says of which one
+        with suppress(MissError, IntegrityError, StoreFormatError, OSError):  # `holdings` says of which one
             commits.add(_commit_of(storage.refs.get(scope, number)))
     return commits
 

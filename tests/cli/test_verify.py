@@ -191,7 +191,8 @@ def test_what_cannot_be_read_is_named_and_is_not_damage(cli: Cli, monkeypatch: p
     assert "cannot be read just now: 2 more; -v names them" in result.out
     assert "not everything could be read" in result.out
     assert result.err == (
-        "kstore: what cannot be read may be whole, and stays; check the mount and its permissions, and verify again\n"
+        "kstore: what cannot be read may be whole, and stays; if nothing else is said, check the mount and its "
+        "permissions; then verify again\n"
     )
     assert cli("verify").code == 0
 
