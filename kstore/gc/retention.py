@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache, partial
 
-from kstore.errors import IntegrityError, MissError
+from kstore.errors import IntegrityError, MissError, StoreFormatError
 from kstore.far import ask_each
 from kstore.gc.cost import Costs
 from kstore.gc.mark import is_whole
@@ -67,7 +67,11 @@ class Retention:
 
     def _histories(self) -> Iterator[History]:
         for _, look in ask_each(self._history, self._storage.refs.all_scopes()):
-            if history := look():
+            try:
+                history = look()
+            except StoreFormatError as error:
+                raise StoreFormatError(f"gc removes nothing, as it cannot know what this needs: {error}") from error
+            if history:
                 yield history
 
     def _history(self, scope: Scope) -> History | None:

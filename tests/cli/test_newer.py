@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import GPU, Cli
-from tests.trees import as_if_newer
+from tests.trees import as_if_newer, contents
 
 
 @pytest.fixture
@@ -66,3 +66,18 @@ def test_the_other_generations_of_its_key_are_shown(newer: Cli) -> None:
     assert "warning: " in told(result.err)
     (scope,) = result.json["scopes"]
     assert [row["generation"] for row in scope["generations"]] == [1]
+
+
+def stored(cli: Cli) -> dict[str, bytes]:
+    """Everything but the note that a gc is at work."""
+    return {path: data for path, data in contents(cli.store).items() if not path.startswith("leases/")}
+
+
+@pytest.mark.parametrize("command", [("gc",), ("gc", "--dry-run"), ("gc", "--offline", "--keep", "1")])
+def test_gc_removes_nothing_and_says_why(newer: Cli, command: tuple[str, ...]) -> None:
+    before = stored(newer)
+    result = newer(*command)
+
+    assert (result.code, result.out) == (1, "")
+    assert "gc removes nothing, as it cannot know what this needs: generation 2" in told(result.err)
+    assert stored(newer) == before
