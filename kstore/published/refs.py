@@ -24,6 +24,7 @@ from kstore.scope import MAX_KEY_LENGTH, Scope
 from kstore.threads import begin
 
 _PIN, _DROPPED = ".pin", ".dropped"
+_EVERY_GPU = "every GPU"
 _ATTEMPTS = 3
 _MOST_BYTES = 4 << 20
 """The most bytes of a ref, with the names of sixty thousand packs: a sparse file can have any size."""
@@ -237,7 +238,10 @@ class Refs:
 
         A folder that cannot be listed is an error, unless somebody passes over it: then it hides only what is in it.
         """
-        for gpu in self.gpus():
+        gpus = self.gpus()
+        if pass_over and not gpus and self._is_begun(self._backend.list):
+            gpus = _or_pass_over(lambda: _folders_in(self._backend.list_made(REFS)), _EVERY_GPU, "", pass_over)
+        for gpu in gpus:
             yield from walk_scopes(self._backend.list, REFS, gpu, under, pass_over)
 
     def scopes_of(self, key: str | None, pass_over: PassOver | None = None) -> Iterator[Scope]:
@@ -258,12 +262,16 @@ class Refs:
             OSError: not all of them can be listed.
         """
         look = self._backend.list_made
+        for gpu in _folders_in(look(REFS)) if self._is_begun(look) else ():
+            yield from walk_scopes(look, REFS, gpu)
+
+    def _is_begun(self, look: Look) -> bool:
+        """Whether there must be `refs/`: a first commit makes it before anything is in the folders that it makes beside
+        it.
+        """
         folders = _folders_in(look(""))
         stored = {packindex.FOLDER, loose.FOLDER}.intersection(folders)
-        if REFS not in folders and not any(child for folder in stored for child in look(folder)):
-            return  # A first commit makes these folders at the same time.
-        for gpu in _folders_in(look(REFS)):
-            yield from walk_scopes(look, REFS, gpu)
+        return REFS in folders or any(child for folder in stored for child in look(folder))
 
     def all_generations(self, scope: Scope) -> list[int]:
         """`generations` of one of all scopes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,20 @@ def test_a_key_whose_manifest_cannot_be_read_exists(cli: Cli, monkeypatch: pytes
 
     assert result.code == 4
     assert "generation 1 of my/v1" in result.err and "nothing is published" not in result.err
+
+
+@pytest.mark.parametrize("command", ["ls", "du", "stats", "verify", "copy"])
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_a_store_that_has_lost_the_folder_of_all_refs_is_neither_empty_nor_intact(
+    cli: Cli, command: str, layout: str
+) -> None:
+    """gc and a repair end there."""
+    cli.write("inductor/ab/cone.py")
+    assert cli("commit", "my/v1", "--layout", layout).code == 0
+    shutil.rmtree(cli.store / "refs")
+    result = cli(command, *([str(cli.store), str(cli.folder / "other")] if command == "copy" else []))
+
+    assert result.code in (1, 4)
+    said = result.out + result.err
+    assert f"{cli.store}/refs" in said and "No such file" in said
+    assert not any(text in said for text in ("is empty", "gc deletes them", "everything is intact", "nothing to copy"))
