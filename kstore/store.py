@@ -254,8 +254,8 @@ class Store:
 
         with self._maintaining("repair") if repair else reporting_trouble(self.location, "read"):
             self.storage.open_existing()
-            scopes = self._scopes_of(key) if key else None
-            report = verify(self.storage, scopes, repair=repair, progress=self.progress)
+            gpu, environment = self.settings.gpu, self.settings.environment
+            report = verify(self.storage, key, gpu, environment, repair=repair, progress=self.progress)
             if key and (worker := self.local_worker(self.scope(key))):
                 report.local = altered_files(worker, remove=repair)
         return report

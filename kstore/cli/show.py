@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kstore.cli.output import Output
     from kstore.published.manifest import Manifest
     from kstore.published.ref import Ref
+    from kstore.published.refs import Unlisted
     from kstore.report import Count
     from kstore.scope import Scope
     from kstore.storage import Storage
@@ -64,15 +65,18 @@ def command(invocation: Invocation, key: str) -> int:
     newest generation; a host is a kind of machine that C++ objects were built for.
     """
     from kstore.published.layers import layers
-    from kstore.published.scopes import missing
+    from kstore.published.scopes import error_of, missing
 
     output, store = invocation.output, invocation.store()
+    unlisted: list[Unlisted] = []
     with output.working("reading the store"):
-        read = [_read(layer, scope) for scope in _scopes(invocation, store, key) for layer in layers(store.storage)]
+        scopes = _scopes(invocation, store, key, unlisted)
+        read = [_read(layer, scope) for scope in scopes for layer in layers(store.storage)]
     shown = [one for one in read if one.refs or one.troubles]
     if not shown:
         raise missing(store.storage, key)
     troubles = [error for one in shown for error in one.troubles]
+    troubles += [error_of(store.storage, folder) for folder in unlisted]
     for error in troubles:
         output.warn(str(error))
     if output.json:
@@ -85,27 +89,32 @@ def command(invocation: Invocation, key: str) -> int:
     return troubles[0].exit_code if troubles else 0
 
 
-def _scopes(invocation: Invocation, store: Store, key: str) -> list[Scope]:
+def _scopes(invocation: Invocation, store: Store, key: str, unlisted: list[Unlisted]) -> list[Scope]:
     from kstore.published.scopes import scopes_of
     from kstore.scope import check_key
 
-    return scopes_of(store.storage, check_key(key), invocation.text("gpu"), invocation.text("environment"))
+    gpu, environment = invocation.text("gpu"), invocation.text("environment")
+    return scopes_of(store.storage, check_key(key), gpu, environment, unlisted=unlisted)
 
 
 def _read(storage: Storage, scope: Scope) -> _Shown:
     from kstore.published.leaning import leans_on
     from kstore.storage import reporting_trouble
 
-    shown, refs = _Shown(scope, storage.location), storage.refs
-    with reporting_trouble(storage.location, "read"):
-        shown.pins = refs.pins(scope)
-        for number in reversed(refs.generations(scope)):
-            try:
+    shown, refs, numbers = _Shown(scope, storage.location), storage.refs, list[int]()
+    try:
+        with reporting_trouble(storage.location, "read"):
+            shown.pins, numbers = refs.pins(scope), refs.generations(scope)
+    except StoreUnavailable as error:
+        shown.troubles.append(error)
+    for number in reversed(numbers):
+        try:
+            with reporting_trouble(storage.location, "read"):
                 shown.refs.append(refs.get(scope, number))
-            except (IntegrityError, StoreFormatError) as error:
-                shown.troubles.append(error)
-            except MissError:
-                continue  # removed since it was listed
+        except (IntegrityError, StoreFormatError, StoreUnavailable) as error:
+            shown.troubles.append(error)
+        except MissError:
+            continue  # removed since it was listed
     try:
         with reporting_trouble(storage.location, "read"):
             shown.manifest = storage.snapshot(shown.refs[0]).manifest if shown.refs else None

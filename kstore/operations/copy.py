@@ -129,8 +129,10 @@ def _scopes(
     source: Store, keys: Sequence[str], gpu: str | None, environment: str | None
 ) -> tuple[list[Scope], list[Unlisted]]:
     if keys:
-        named = (scopes_of(source.storage, check_key(key), gpu, environment) for key in dict.fromkeys(keys))
-        return [scope for found in named for scope in found], []
+        hidden: list[Unlisted] = []
+        each = dict.fromkeys(map(check_key, keys))
+        named = (scopes_of(source.storage, key, gpu, environment, unlisted=hidden) for key in each)
+        return [scope for found in named for scope in found], hidden
     every, unlisted = every_scope(source.storage)
     return [s for s in every if s.is_of(gpu, environment)], [u for u in unlisted if gpu in (None, u.gpu)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -30,8 +30,9 @@ from kstore.published.fetched import Fetched, fetch_each
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref
-from kstore.published.scopes import every_scope
-from kstore.scope import Scope
+from kstore.published.refs import Unlisted
+from kstore.published.scopes import every_scope, scopes_of
+from kstore.scope import Scope, check_key
 from kstore.storage import Storage
 from kstore.threads import Pool, submit
 from kstore.words import plural
@@ -42,22 +43,29 @@ _THREADS = 4
 _BATCH = 256
 
 
-def verify(storage: Storage, scopes: Iterable[Scope] | None, *, repair: bool, progress: Progress) -> VerifyReport:
-    """Read every byte that the generations of `scopes`, or of all, need; with `repair`, mend what can be mended.
+def verify(
+    storage: Storage, key: str | None, gpu: str | None, environment: str | None, *, repair: bool, progress: Progress
+) -> VerifyReport:
+    """Read every byte that the generations of `key`, or of all keys, need; with `repair`, mend what can be mended. Of a
+    key, only the scopes of `gpu` and `environment` are looked at if these are given.
 
     Stores below are read as well, for what the first leans on, and for generations of their own; they cannot be mended.
 
     Raises:
-        OSError: the store cannot be read.
+        MissError: there is nothing of the key.
+        OSError, StoreUnavailable: the store cannot be read.
     """
     started = time.perf_counter()
     report = VerifyReport(storage.location)
-    if scopes is None:
-        scopes, unlisted = every_scope(storage)
-        if repair and unlisted:  # What their keys need must stay.
-            raise unlisted[0].error
-        report.unreadable += [folder.trouble for folder in unlisted]
-    scopes = tuple(scopes)
+    unlisted: list[Unlisted] = []
+    if key:
+        every = scopes_of(storage, check_key(key), gpu, environment, unlisted=unlisted)
+    else:
+        every, unlisted = every_scope(storage)
+    if repair and unlisted:  # What their keys need must stay.
+        raise unlisted[0].error
+    report.unreadable += [folder.trouble for folder in unlisted]
+    scopes = tuple(every)
     _verify(storage, scopes, report, progress, repair=repair)
     for below in storage.below.there:
         _verify(below, scopes, report, progress, repair=False)

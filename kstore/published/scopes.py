@@ -9,11 +9,15 @@ from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
 
 
-def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | None, suffix: str = "") -> list[Scope]:
+def scopes_of(
+    storage: Storage, key: str, gpu: str | None, environment: str | None, suffix: str = "",
+    unlisted: list[Unlisted] | None = None,
+) -> list[Scope]:  # fmt: skip
     """Every scope of `key` that has generations, even forgotten ones; only those of `gpu` and `environment` if these
     are given.
 
-    `suffix` is the ending of the options that choose one.
+    `suffix` is the ending of the options that choose one. With `unlisted`, folders that hide some of these scopes are
+    appended to it, and a scope that cannot be listed itself is one of those that are returned.
 
     Raises:
         MissError: there is none.
@@ -22,14 +26,24 @@ def scopes_of(storage: Storage, key: str, gpu: str | None, environment: str | No
     hidden: list[Unlisted] = []
 
     def pass_over(folder: Unlisted) -> None:
-        if gpu in (None, folder.gpu):
+        if unlisted is None and gpu in (None, folder.gpu):
             raise folder.error
         hidden.append(folder)
 
+    def may_have_generations(scope: Scope) -> bool:
+        try:
+            return has_generations(storage, scope)
+        except OSError:
+            if unlisted is None:
+                raise
+            return True
+
     with reporting_trouble(storage.location, "read"):
         named = sorted(scopes(storage, key, pass_over))
-        found = [scope for scope in named if scope.is_of(gpu, environment) and has_generations(storage, scope)]
-        if found:  # Whatever is hidden of others.
+        found = [scope for scope in named if scope.is_of(gpu, environment) and may_have_generations(scope)]
+        if found:
+            if unlisted is not None:
+                unlisted += (folder for folder in hidden if gpu in (None, folder.gpu))
             return found
         if hidden:
             raise hidden[0].error

@@ -17,6 +17,7 @@ from tests.faults.reading import raising, trouble_with, unlistable
 
 HIDDEN = (f"refs/{GPU}/my/v2", f"refs/{GPU}/my/v2/@{ENVIRONMENT}")
 """A folder of keys, and what one key has for one environment."""
+REFUSED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @pytest.fixture(params=HIDDEN, ids=["keys", "scope"])
@@ -50,6 +51,44 @@ def test_statistics_of_another_key_lack_nothing(cli: Cli, hidden: str) -> None:
     assert cli("stats", "my/v1").code == 0
 
 
+@pytest.mark.parametrize("folder", [f"refs/gpu-other/{name}" for name in ("my/v1", f"my/v1/@{ENVIRONMENT}")])
+@pytest.mark.parametrize("command", ["show", "verify", "copy"])
+def test_what_is_hidden_of_a_key_hides_no_other_of_its_scopes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, folder: str
+) -> None:
+    cli.publish("my/v1", "one")
+    with monkeypatch.context() as patch:
+        patch.setenv("KSTORE_GPU", "gpu-other")
+        cli.publish("my/v1", "two")
+    monkeypatch.delenv("KSTORE_GPU")
+    unlistable(monkeypatch, folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder))
+    result = cli(command, *([str(cli.store), str(cli.folder / "other")] if command == "copy" else []), "my/v1")
+
+    assert result.code == (4 if command == "verify" else 1)
+    (line,) = (line for line in (result.out + result.err).splitlines() if "Permission denied" in line)
+    assert folder in line
+    what = {"show": GPU, "verify": "of 1 generation,", "copy": f"copied my/v1 ({GPU},"}
+    assert what[command] in result.out
+
+
+def test_a_repair_of_a_key_changes_nothing_if_part_of_it_is_hidden(cli: Cli, hidden: str) -> None:
+    result = cli("verify", "--repair", "my/v2")
+
+    assert (result.code, result.out) == (1, "")
+    assert "Permission denied" in result.err
+
+
+def test_one_ref_that_cannot_be_read_hides_no_other_generation(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in (["one"], ["one", "two"]):
+        cli.publish("my/v1", *names)
+    trouble_with(monkeypatch, f"refs/{GPU}/my/v1/@{ENVIRONMENT}/2", REFUSED)
+    result = cli("show", "my/v1", "--json")
+
+    assert result.code == 1
+    assert "Permission denied" in result.err
+    assert [row["generation"] for row in result.json["scopes"][0]["generations"]] == [1]
+
+
 def test_a_report_says_what_it_lacks_and_that_gc_cannot_tell(cli: Cli, hidden: str, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     result = cli("report", "-o", str(path))
@@ -62,9 +101,6 @@ def test_a_report_says_what_it_lacks_and_that_gc_cannot_tell(cli: Cli, hidden: s
 
 def test_a_shell_is_offered_the_other_keys(cli: Cli, hidden: str) -> None:
     assert "my/v1" in keys_beginning(Invocation(), "my/")
-
-
-REFUSED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @pytest.mark.parametrize("command", [("stats",), ("report",)])
