@@ -28,9 +28,12 @@ _MIN_FREE = 1 << 30
 """Bytes: a commit of a large model takes as much."""
 _SHOWN = 4
 """Folders that are named."""
-_NOTES = ("stats", "leases", "used")
+_NOTES = ("stats", "leases", "used", "groups")
 """Folders of what workers note for others, without which a commit publishes all the same."""
-_WITHOUT_NOTES = "but they may not be counted, gc may take what they use for unused, and --wait may wait in vain"
+_WITHOUT_NOTES = (
+    "but they may not be counted, gc may take what they use for unused, --wait may wait in vain, --group may restore "
+    "nothing, and imports may fail"
+)
 _PATIENCE = 30.0
 """Seconds: a user who examines a mount that hangs wants to be told."""
 
@@ -132,7 +135,9 @@ def _check_writable(store: Store, key: str) -> Check:
 
 
 def _written(store: Store, key: str) -> Iterator[str]:
-    """The folders that commits write in, and what is noted beside them: uses, statistics, who compiles."""
+    """The folders that commits write in, and what is noted beside them: uses, statistics, who compiles, what ranks and
+    imports note.
+    """
     layout = store.settings.layout
     if layout is not Layout.LOOSE:
         yield "packs"
@@ -140,7 +145,7 @@ def _written(store: Store, key: str) -> Iterator[str]:
         yield from ("blobs", *(f"blobs/{child.name}" for child in store.storage.backend.list("blobs")))
     for top in ("refs", "leases", *(["stats"] if store.settings.stats else [])):
         yield from accumulate((top, *(store.scope(key).path.split("/") if key else ())), "{}/{}".format)
-    yield "used"
+    yield from ("used", "groups")
 
 
 def _is_refused(folder: str) -> bool:

@@ -406,7 +406,7 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-@pytest.mark.parametrize("folder", ["used", "leases", f"leases/{GPU}/model/v1", "stats", f"stats/{GPU}"])
+@pytest.mark.parametrize("folder", ["used", "leases", f"leases/{GPU}/model/v1", "stats", f"stats/{GPU}", "groups"])
 def test_folders_of_what_workers_note_for_others_matter_to_no_commit(
     published: Node, writing_of_another: Callable[..., Check], folder: str
 ) -> None:
