@@ -10,7 +10,7 @@ from itertools import islice
 from kstore.blobs.blobstore import MOST_SEARCHED
 from kstore.damaged import damaged_blobs
 from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
-from kstore.errors import KstoreError, StoreFormatError, StoreUnavailable
+from kstore.errors import KstoreError, StoreFormatError, StoreUnavailable, reason_of
 from kstore.published.layers import newest_there, unforgotten
 from kstore.published.leaning import absent, leaning, leans_on, unavailable
 from kstore.published.manifest import sizes_of
@@ -66,6 +66,9 @@ def newest_of(store: Store, key: str) -> Newest:
             newest, whole = newest_there(store.storage, scope)
     except KstoreError as error:
         return Newest(None, {}, None, str(error), keeps_out=isinstance(error, StoreFormatError | StoreUnavailable))
+    except MemoryError as error:
+        what = f"what is published cannot be read: {reason_of(error)}; raise the limits of this process"
+        return Newest(None, {}, None, what, keeps_out=True)
     trouble = "" if not newest or (whole and whole.ref.generation == newest) else f"generation {newest} is damaged"
     if whole and whole.ref.state is RefState.LIVE:
         return Newest(whole.ref, others, whole, trouble, to_choose)
@@ -91,7 +94,7 @@ def _live(store: Store, scope: Scope) -> Ref | None:
 
 
 def _snapshot(store: Store, refs: Mapping[Scope, Ref]) -> Snapshot | None:
-    with suppress(KstoreError, OSError):
+    with suppress(KstoreError, OSError, MemoryError):
         for ref in refs.values():
             snapshot = store.snapshot(ref)
             _ = snapshot.manifest

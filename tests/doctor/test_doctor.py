@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kstore.backends import PosixBackend
+from kstore.blobs.loose import blob_name
 from kstore.components import load_table
 from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
@@ -647,6 +648,20 @@ def test_a_generation_that_another_user_hides_is_not_damage(published: Node, mon
     assert "kstore verify" not in found.advice
     with pytest.raises(StoreUnavailable):
         published.commit()
+
+
+@pytest.mark.parametrize("environment", [ENVIRONMENT, "torch1-triton1-cp1-x86_64-00000000"], ids=["own", "other"])
+def test_a_manifest_that_memory_has_no_room_for_ends_no_examination(
+    published: Node, environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble_with(monkeypatch, blob_name(published.newest().manifest), MemoryError())
+    found = worst(Node(published.location.parent, "builder", environment=environment).store)
+
+    if environment == ENVIRONMENT:
+        assert "it does not fit in memory; raise the limits of this process" in found["generation"].found
+        assert "kstore verify" not in found["generation"].advice
+    else:
+        assert "nothing can hit" in found["environment"].found
 
 
 @pytest.mark.parametrize("hidden", [f"another-gpu/{KEY}", f"{GPU}/{KEY}/@another"])
