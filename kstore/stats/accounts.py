@@ -219,7 +219,7 @@ class Accounts(Generic[Group]):
 
     def _note_saved(self, packs: Iterable[str]) -> None:
         for pack in packs:
-            with suppress(IntegrityError, OSError):
+            with suppress(IntegrityError, OSError, MemoryError):
                 digests = PackReader(self._storage.backend, pack).index.digests
                 found = self._loose.of(digest for digest in digests if digest in self._sought_for)
                 self._saved.add(found)
@@ -230,9 +230,9 @@ class Accounts(Generic[Group]):
         try:
             self._count_frames(reader, owners)
             self._count_object(owners, reader.size)
-        except (IntegrityError, OSError) as error:
+        except (IntegrityError, OSError, MemoryError) as error:
             if not isinstance(error, FileNotFoundError) or self._is_missed(pack):
-                self.space.unreadable.append(f"pack {pack}: {error}")
+                self.space.unreadable.append(f"pack {pack}: {reason_of(error)}")
 
     def _is_missed(self, pack: str) -> bool:
         """Whether a pack that is gone should be there: earlier generations may name one that a repair moved away."""

@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 
 from kstore.blobs import BlobStore
+from kstore.blobs.packreader import PackReader
 from kstore.environment import Host
 from kstore.gc import Policy
 from kstore.gc.mark import needs_in
@@ -24,12 +25,12 @@ from kstore.published.ref import Ref
 from kstore.published.refs import Refs
 from kstore.report import Count
 from kstore.scope import Scope
-from kstore.stats.accounts import Accounts, Holding, space_of
+from kstore.stats.accounts import Accounts, Holding, holdings, space_of
 from kstore.stats.overview import Shelf, overview
 from kstore.stats.space import Space
 from kstore.storage import Storage
 from kstore.store import Store
-from tests.faults.reading import unlistable
+from tests.faults.reading import raising, unlistable
 from tests.layers.images import Fleet
 from tests.stats.stores import A100, H100, busy_store, commit
 from tests.test_repair import meanwhile, rot_frame
@@ -248,6 +249,16 @@ def test_a_manifest_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeyp
     space = by_key(storage)
     assert space.unreadable == [f"generation 1 of {Scope(H100, 'llama/v2', ENVIRONMENT)}: it does not fit in memory"]
     assert set(space.groups) == {"llama/v1", "flux/dev"}
+
+
+def test_an_index_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = commit(tmp_path, KEY, "one", layout="packed")
+    storage, (pack,) = node.store.storage, node.newest().packs
+    with Accounts(storage, Shelf.of) as accounts:
+        for holding in holdings(storage, storage.refs.scopes(), [], None):
+            accounts.add(holding)
+        monkeypatch.setattr(PackReader, "_load_index", raising(MemoryError()))
+        assert accounts.finish().unreadable == [f"pack {pack}: it does not fit in memory"]
 
 
 def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
