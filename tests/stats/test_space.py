@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 
 from kstore.blobs import BlobStore
+from kstore.blobs.loose import blob_name
 from kstore.blobs.packreader import PackReader
 from kstore.environment import Host
 from kstore.gc import Policy
@@ -214,6 +215,20 @@ def test_what_a_store_below_has_is_not_compressed(tmp_path: Path, layout: str) -
     assert whole.compressed == 0 if layout == "loose" else whole.compressed < whole.manifests
 
 
+def test_what_a_store_below_has_and_this_one_too_is_not_for_gc(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "loose", "loose")
+    base = fleet.bake("one")
+    worker = fleet.worker("worker")
+    worker.restore()
+    worker.tree.wrapper("two")
+    worker.commit()
+    shutil.copytree(base / "blobs", worker.location / "blobs", dirs_exist_ok=True)
+    dead = by_key(worker.store.storage).unneeded
+    report = worker.store.gc(Policy(offline=True), dry_run=True)
+    assert dead == report.deleted
+    assert dead.files == 1  # the manifest from below
+
+
 def test_an_unreadable_generation_is_named_once(tmp_path: Path) -> None:
     storage = busy_store(tmp_path)
     ref = Path(storage.location) / "refs" / H100 / "llama/v2/@torch-test/1"
@@ -272,6 +287,16 @@ def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
     assert space.whole.alone == sum(held.alone for held in space.groups.values())
     assert space.unreadable == [f"1 lost blob, {found[lost]} bytes; `kstore verify` says of what"]
     assert overview(storage).unreadable == space.unreadable
+
+
+def test_a_blob_that_two_generations_have_lost_is_counted_once(tmp_path: Path) -> None:
+    node = commit(tmp_path, KEY, "one", layout="loose")
+    node.tree.kernel("another")
+    node.commit()
+    entry = max(node.published().values(), key=lambda entry: entry.size)
+    (node.location / blob_name(entry.digest)).unlink()
+    (told,) = by_key(node.store.storage).unreadable
+    assert told.startswith(f"1 lost blob, {entry.size} bytes;")
 
 
 def test_a_pack_that_the_newest_generation_names_is_missed(tmp_path: Path) -> None:
