@@ -420,6 +420,8 @@ def test_folders_of_what_workers_note_for_others_matter_to_no_commit(
     found = writing_of_another()
     assert (found.verdict, found.found.endswith(f": {folder}")) == (Verdict.WARNING, True)
     assert found.advice.startswith("restores and commits work, ")
+    published.store.settings = replace(published.store.settings, stats=False)
+    assert writing_of_another().verdict is (Verdict.OK if folder.startswith("stats") else Verdict.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -438,6 +440,7 @@ def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
     store = Node(published.location.parent, "builder", mode=Mode.READ).store
 
     assert worst(store) == {}
+    assert "store space" not in checks(store)
 
 
 def test_a_key_that_has_nothing_is_bad(published: Node) -> None:
@@ -502,6 +505,13 @@ def test_another_gpu_has_nothing_to_hit(published: Node, monkeypatch: pytest.Mon
     assert found["GPU"].verdict is Verdict.BAD
     assert found["GPU"].found == f"compiled on {GPU}; this worker has nvidia-other-sm80: nothing can hit"
     assert "set KSTORE_GPU" in found["GPU"].advice
+
+
+def test_the_software_of_another_gpu_s_builder_is_not_compared(published: Node) -> None:
+    """Whatever there is for this GPU is still to be compiled."""
+    other = Node(published.location.parent, "builder", gpu="nvidia-other-sm80", environment="torch-other")
+
+    assert worst(other.store).keys() == {"GPU"}
 
 
 @pytest.mark.parametrize(("name", "label", "right"), [("gpu", "GPU", GPU), ("environment", "environment", ENVIRONMENT)])
@@ -593,6 +603,19 @@ def test_without_torch_the_key_must_have_one_environment(published: Node, monkey
         if verb:
             getattr(other.store, verb)(KEY)
         assert worst(bare.store)["environment"].verdict is verdict
+
+
+def test_without_torch_only_the_environments_of_the_gpu_that_is_set_are_choices(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, torch="none")
+    here = published.location.parent
+    other = Node(here, "other", gpu="nvidia-other-sm80")
+    other.tree.graph()
+    other.commit()
+
+    assert worst(Node(here, "bare", environment=None).store)["environment"].verdict is Verdict.WARNING
+    assert worst(Node(here, "bare", environment=None, gpu=None).store)["environment"].verdict is Verdict.BAD
 
 
 def test_without_a_key_it_says_that_no_compiler_is_installed(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -716,6 +739,8 @@ def test_loose_files_that_are_gone_or_cut_short_are_bad(published: Node, damage:
     lacks = "the store lacks 3 files of generation 1"
     assert found.found == f"{lacks}: they are missed, and so is what is grouped with them"
     assert f"kstore verify {KEY} --repair" in found.advice
+    published.store.verify(repair=True)
+    assert worst(published.store)["contents"].advice == "commit from a worker that has the files"
 
 
 def test_a_loose_file_that_is_gone_is_not_missed_where_any_pack_has_it(published: Node, tmp_path: Path) -> None:
@@ -751,9 +776,9 @@ def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
     worker.tree.kernel("above")
     worker.commit()
 
-    found = worst(image.without("alone").store)["contents"]
+    (found,) = (check for check in examine(image.without("alone").store, KEY) if check.name == "contents")
     assert found.verdict is Verdict.BAD
-    assert "which is not one of the stores here" in found.found
+    assert "which is not one of the stores here" in found.found  # and not that they are lost
 
 
 def damage(node: Node) -> None:
