@@ -822,6 +822,18 @@ def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> No
     assert f"TORCHINDUCTOR_CACHE_DIR={tmp_path}/chosen avoids that" in found.advice
 
 
+def test_the_folder_that_a_variable_is_to_name_may_be_above_the_cache(tmp_path: Path) -> None:
+    """As with FlashInfer, which looks in a home; this one begins like the name of the builder's root."""
+    home = tmp_path / "builder-home"
+    builder = Node(tmp_path, "builder", environ={"FLASHINFER_WORKSPACE_BASE": str(home)})
+    Tree(home).put(".cache/flashinfer/0.2/90/generated/one.inc", b"code")
+    builder.commit()
+    assert any(path.startswith("flashinfer/") for path in builder.published())
+
+    advice = worst(Node(tmp_path, "builder").store)["cache root"].advice
+    assert f": FLASHINFER_WORKSPACE_BASE={home} avoids that" in advice
+
+
 def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> None:
     found = worst(Node(published.location.parent, "else where").store)["cache root"]
 
