@@ -15,6 +15,7 @@ from kstore.scope import Scope
 from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored
+from tests.faults.reading import unlistable
 from tests.gc.stores import collect_fully, pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, as_if_newer, contents, without_relocated
 
@@ -234,8 +235,22 @@ def test_a_loose_source_is_copied_as_well(tmp_path: Path, target: Node) -> None:
 
 
 def test_a_store_is_not_copied_to_itself(source: Node) -> None:
-    with pytest.raises(UsageError, match="same store"):
-        copy(source, Node(source.location.parent, "again"))
+    again = source.location.parent / "again"
+    again.mkdir()
+    (again / "store").symlink_to(source.location)
+    for folder in (source.location.parent, again):
+        with pytest.raises(UsageError, match="same store"):
+            copy(source, Node(folder, "again"))
+
+
+def test_what_is_hidden_of_another_gpu_than_the_one_that_is_copied_is_no_trouble(
+    source: Node, target: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source.location / "refs/gpu-other/hidden").mkdir(parents=True)
+    unlistable(monkeypatch, "refs/gpu-other/hidden")
+
+    assert copy(source, target, gpu=GPU).unreadable == []
+    assert len(copy(source, target).unreadable) == 1
 
 
 def test_a_source_that_is_not_a_store_is_reported(tmp_path: Path, target: Node) -> None:

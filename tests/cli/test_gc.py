@@ -115,6 +115,14 @@ def test_a_limit_that_cannot_be_kept_says_why(cli: Cli) -> None:
     assert "what forgotten keys took is condemned by a gc in 1 h or later" in done.err
 
 
+def test_without_a_limit_no_key_is_forgotten_for_its_size(cli: Cli) -> None:
+    cli.publish("my/v1")
+    result = cli("gc", "--allow-live")
+
+    assert result.code == 2
+    assert "--allow-live is for --max-size" in result.err
+
+
 def test_json_has_every_decision(cli: Cli) -> None:
     cli.publish("my/v1")
     content = cli("gc", "--json").json
