@@ -30,6 +30,8 @@ SIGXCPU is about the CPU time that we used ourselves.
 """
 _SI_KERNEL = 0x80
 """`si_code` of a signal sent by the kernel: sigaction(2)."""
+_OF_THIS_THREAD = 0x20000000
+"""`__WNOTHREAD` of waitpid(2): a child that another thread has started is that thread's to wait for."""
 
 
 def run_child(
@@ -111,9 +113,11 @@ def _stop() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """The child's exit code if it has ended. Orphans are reaped here too if we are process 1 of a container."""
+    """The child's exit code if it has ended. Orphans are reaped here too if we are process 1 of a container: they then
+    are children of this thread, its first one.
+    """
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        while (ended := os.waitpid(-1, os.WNOHANG | _OF_THIS_THREAD))[0]:
             if ended[0] == child:
                 return os.waitstatus_to_exitcode(ended[1])
     return None
