@@ -23,6 +23,8 @@ from kstore.local.reading import read_finished
 from kstore.report import CommitReport, CommitStatus, RestoreReport, RestoreStatus
 from tests.trees import KEY, Node, before_each_read, failing_to_read, shared_object
 
+OTHER = "other/v1"
+
 pytestmark = pytest.mark.usefixtures("host")
 
 
@@ -183,6 +185,17 @@ def test_after_a_miss_all_is_compiled_anew(tmp_path: Path) -> None:
     assert (found.generation, found.unused) == (0, ())
 
 
+def test_the_sources_beside_graphs_are_no_entries(node: Node, published: Path) -> None:
+    assert usage(node).components["inductor"].restored == 2
+
+    cold = Node(published, "cold", layout=None)
+    assert cold.restore(OTHER).status is RestoreStatus.MISS
+    let_the_clock_move(cold)
+    cold.tree.wrapper()
+    cold.tree.graph()
+    assert usage_of(cold.store, OTHER).components["inductor"] == Usage(0, 0, misses=1, compiled=2)
+
+
 def test_leftovers_of_an_earlier_run_are_not_new(published: Path) -> None:
     node = Node(published, layout=None)
     node.tree.graph("fleft")
@@ -208,6 +221,16 @@ def test_nobody_can_tell_whether_what_was_read_before_a_second_restore_was_used(
     assert found.components["inductor"].hits in (None, 1)
     assert (found.why_unknown == READ_BEFORE) == (found.components["inductor"].hits is None)
     assert "inductor" not in found.unused
+
+
+def test_nor_if_only_one_of_an_entrys_files_had_been_read(node: Node) -> None:
+    for path in node.tree.root.glob("triton/*"):
+        min(path.glob("k.*")).read_bytes()
+    let_the_clock_move(node)
+    node.restore()
+
+    found = usage(node)
+    assert (found.components["triton"].hits, found.why_unknown) == (None, READ_BEFORE)
 
 
 @pytest.mark.parametrize(("hours", "hits"), [(23, None), (25, 0)])
@@ -332,6 +355,15 @@ def test_a_kernel_that_is_not_finished_was_compiled_all_the_same(node: Node) -> 
     found = usage(node)
     assert found.components == {"inductor": Usage(2, 2), "triton": Usage(2, 2, misses=1, compiled=1)}
     assert found.has_failed
+
+
+def test_a_kernel_that_is_not_finished_is_named_where_nothing_else_is(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.restore()
+    let_the_clock_move(node)
+    node.tree.put("triton/HALF/k.ttir", b"ttir", age=0)
+
+    assert usage(node).components == {"triton": Usage(misses=1, compiled=1)}
 
 
 def test_an_object_whose_compiler_holds_its_lock_was_compiled_all_the_same(node: Node) -> None:
@@ -538,6 +570,12 @@ def test_other_processes_of_the_job_are_counted_by_their_files(node: Node) -> No
     node.tree.graph("fthree")
 
     assert usage_of(node.store, KEY, Counters(hits=5)).components["inductor"].misses == 1
+
+
+def test_what_both_torch_and_the_files_tell_of_is_one_miss(node: Node) -> None:
+    node.tree.graph("fthree")
+
+    assert usage_of(node.store, KEY, Counters(hits=5, misses=1)).missed == 1
 
 
 def test_the_files_tell_about_objects_in_a_graph_that_torch_cannot_cache(node: Node) -> None:
