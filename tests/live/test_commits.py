@@ -559,6 +559,15 @@ def test_what_is_written_in_its_place_is_seen_though_nothing_can_be_watched(node
     until(lambda: is_published(node, WHOLE))
 
 
+def test_what_is_written_in_its_place_is_seen_by_the_watch(node: Node, start: Start) -> None:
+    """Its folder tells nothing."""
+    node.tree.put(IN_PLACE, HALF)
+    live = start()
+    until(lambda: is_published(node, HALF) and watching(live) and live._schedule.once_more(0.0) is None)
+    (node.tree.root / IN_PLACE).write_bytes(WHOLE)
+    until(lambda: is_published(node, WHOLE))
+
+
 def test_what_is_written_in_its_place_while_a_checkpoint_is_made_is_in_the_next(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,13 @@ def test_each_batch_is_uploaded_once() -> None:
     assert made.plan(2 * BATCH, last=102.0, now=102.0) == Plan(Step.AHEAD, 102.0)
 
 
+def test_what_is_uploaded_ahead_is_still_to_be_published() -> None:
+    made = schedule()
+    made.plan(BATCH, last=100.0, now=100.0)
+    made.done(Step.AHEAD, BATCH, now=101.0, cost=0.0, is_watched=True)
+    assert made.plan(BATCH, last=100.0, now=102.0) == Plan(Step.CHECKPOINT, 105.0)
+
+
 def test_an_upload_does_not_put_off_the_checkpoint() -> None:
     made = schedule()
     made.plan(BATCH, last=100.0, now=100.0)
