@@ -32,7 +32,7 @@ def test_system_calls_that_fail(
     pytestconfig: pytest.Config,
 ) -> None:
     """Every call with --exhaustive."""
-    step = 1 if pytestconfig.getoption("exhaustive") else 5
+    step = 1 if pytestconfig.getoption("exhaustive") else 9
     strike_each_call(operation, layout, struck.of(faults), tmp_path, caplog, step=step)
 
 

@@ -90,7 +90,7 @@ def test_a_backend_whose_calls_fail_with_a_manifest_that_follows_on_another(
 def test_a_filesystem_that_loses_some_answers(
     operation: Operation, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_each_call(operation, layout, of_filesystem(LOST_ANSWERS), tmp_path, caplog, step=43)
+    strike_each_call(operation, layout, of_filesystem(LOST_ANSWERS), tmp_path, caplog, step=67)
 
 
 @every_fault_at_length
@@ -104,7 +104,7 @@ def test_a_filesystem_whose_calls_fail(
     pytestconfig: pytest.Config,
 ) -> None:
     """Every call with --exhaustive."""
-    step = 1 if pytestconfig.getoption("exhaustive") else 17 if layout == "loose" else 29
+    step = 1 if pytestconfig.getoption("exhaustive") else 29 if layout == "loose" else 43
     strike_each_call(operation, layout, of_filesystem(faults), tmp_path, caplog, step=step)
 
 

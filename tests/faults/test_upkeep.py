@@ -81,8 +81,8 @@ class Upkeep:
 
 
 KEEPING = [
-    Upkeep("gc that condemns", _twice_published, lambda store: store.gc(Policy(keep=1))),
-    Upkeep("gc that deletes", _condemned, lambda store: store.gc(Policy(keep=1))),
+    Upkeep("gc that condemns", _twice_published, lambda store: store.gc(Policy(keep=1)), step=3),
+    Upkeep("gc that deletes", _condemned, lambda store: store.gc(Policy(keep=1)), step=3),
     Upkeep("verify", _twice_published, lambda store: store.verify(KEY)),
     Upkeep("repair", _damaged, lambda store: store.verify(KEY, repair=True), step=5),
 ]

@@ -126,6 +126,8 @@ GC_SCENES = [
     Scene(("gc 1", "forget F", "restore R"), **WITH_GC),
     Scene(("gc 1", "live A"), **WITH_GC),
     Scene(("gc 1", "bring A"), **FORGOTTEN),
+]
+WAITING_SCENES = [
     Scene(("gc 1", "bring A", "wait 4000"), **WITH_GC),
     Scene(("full 1", "commit A", "wait 4000"), **WITH_GC),
     Scene(("timeless 1", "commit A", "wait 4000"), **WITH_GC, excused=NOTHING_TO_DELETE),
@@ -266,6 +268,14 @@ def test_nothing_is_lost_with_more_workers(
 @ONE_COMMITS
 @pytest.mark.parametrize("scene", [*GC_SCENES, *NEW_KEY_SCENES], ids=str)
 def test_nothing_is_lost_with_gc(
+    scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
+) -> None:
+    tell(scene, layout, check(scene, tmp_path, layout))
+
+
+@PACKED_FIRST
+@pytest.mark.parametrize("scene", WAITING_SCENES, ids=str)
+def test_nothing_is_lost_with_gc_however_long_anybody_waits(
     scene: Scene, layout: str, tmp_path: Path, tell: Callable[[Scene, str, Explored], None]
 ) -> None:
     tell(scene, layout, check(scene, tmp_path, layout))
