@@ -22,7 +22,7 @@ from kstore.gc.digests import DigestSet
 from kstore.gc.seek import seek
 from kstore.progress import Progress
 from kstore.published.delta import read_manifest
-from kstore.published.fetched import Fetched, fetch_each
+from kstore.published.fetched import Fetched, fetch_each, trouble_with
 from kstore.published.leaning import leaning
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref, RefState, ref_name
@@ -171,7 +171,7 @@ def _mark_one(storage: Storage, fetched: Fetched, marked: Marked) -> None:
     except (IntegrityError, OSError, MemoryError) as error:
         marked.unread_packs.update(ref.packs)
         if storage.refs.exists(ref.scope, ref.generation):
-            marked.unreadable.append(f"generation {ref.generation} of {ref.scope}: {reason_of(error)}")
+            marked.unreadable.append(trouble_with(ref.scope, ref.generation, error))
         return
     marked.unread_packs |= needs.unread
     new = marked.loose.add(needs.loose)

@@ -26,7 +26,7 @@ from kstore.gc.mark import needs_in
 from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
-from kstore.published.fetched import Fetched, fetch_each
+from kstore.published.fetched import Fetched, fetch_each, trouble_with
 from kstore.published.leaning import leaning, leans_on
 from kstore.published.manifest import Manifest, sizes_of
 from kstore.published.ref import Ref
@@ -187,8 +187,7 @@ class _Verification:
         if isinstance(trouble, IntegrityError):
             self._report.damage.append(Damage(scope, generation, str(trouble), store=self._storage.location))
         else:
-            name, reason = f"generation {generation} of {scope}", reason_of(trouble)
-            self._report.unreadable.append(reason if name in reason else f"{name}: {reason}")
+            self._report.unreadable.append(trouble_with(scope, generation, trouble))
 
     def _check_pack(self, pack: str, reader: PackReader) -> None:
         trouble = self._read_pack(reader) and self._read_pack(reader)  # The trouble may pass.

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore
+from kstore.errors import reason_of
 from kstore.far import ask_each, asked
 from kstore.published.delta import read_manifest
 from kstore.published.ref import Ref
@@ -38,6 +39,12 @@ def fetch_each(
 ) -> Iterator[tuple[tuple[Scope, int], Callable[[], Fetched]]]:
     """Each of these generations, with what returns it, or raises what `Refs.get` does."""
     return ask_each(_Fetcher(storage).fetch, generations, _THREADS)
+
+
+def trouble_with(scope: Scope, generation: int, error: Exception) -> str:
+    """Which generation cannot be read, and why. Some errors say which one it is."""
+    name, reason = f"generation {generation} of {scope}", reason_of(error)
+    return reason if name in reason else f"{name}: {reason}"
 
 
 class _Fetcher:

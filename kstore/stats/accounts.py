@@ -26,7 +26,7 @@ from kstore.gc.digests import DigestSet
 from kstore.gc.mark import Needs, needs_in
 from kstore.gc.seek import seek
 from kstore.progress import Progress
-from kstore.published.fetched import fetch_each
+from kstore.published.fetched import fetch_each, trouble_with
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref, RefState
 from kstore.report import Count
@@ -75,8 +75,7 @@ def holdings(
             continue  # removed since it was listed
         except (IntegrityError, StoreFormatError, OSError, MemoryError) as error:
             if _is_there(storage, scope, number):
-                name, reason = f"generation {number} of {scope}", reason_of(error)
-                unreadable.append(reason if name in reason else f"{name}: {reason}")
+                unreadable.append(trouble_with(scope, number, error))
         progress.done += 1
 
 
