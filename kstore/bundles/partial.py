@@ -33,6 +33,8 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
     Raises:
         KstoreError: another process is writing it, or it cannot be written.
     """
+    if path.endswith(os.sep):
+        raise FileError(f"cannot write {path}: that is the name of a folder; name a file")
     path = os.path.realpath(path)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         with _reporting(path):
@@ -44,11 +46,12 @@ def finished_as(path: str, *, resumable: bool) -> Iterator[IO[bytes]]:
     with _opened(partial) as whole:
         try:
             if not resumable:
-                whole.truncate(0)
+                with _reporting(path):
+                    whole.truncate(0)
             yield whole
-            whole.truncate()
-            whole.flush()
             with _reporting(path):
+                whole.truncate()
+                whole.flush()
                 check_arrived(whole)
                 os.rename(partial, path)
         except BaseException:

@@ -702,6 +702,29 @@ def test_a_folder_is_no_file(source: Node, tmp_path: Path) -> None:
         export(source, tmp_path / "folder")
 
 
+def test_the_name_of_a_folder_is_no_file_either(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="name of a folder"), finished_as(f"{tmp_path}/new/", resumable=False) as file:
+        file.write(b"content")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_file_that_cannot_be_cut_to_its_length_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumable: bool
+) -> None:
+    def refuse(file: _File, size: int | None = None) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(_File, "truncate", refuse)
+    path = tmp_path / "bundle.kstore"
+    with (
+        pytest.raises(FileError, match=f"cannot write {path}: Input/output error"),
+        finished_as(str(path), resumable=resumable) as file,
+    ):
+        file.write(b"content")
+    assert not path.exists()
+
+
 def test_a_full_disk_is_reported_with_the_file(source: Node) -> None:
     writer = BundleWriter(source.store.storage, [source.store.snapshot(source.newest())])
     with (
