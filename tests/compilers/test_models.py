@@ -112,10 +112,10 @@ def test_a_commit_after_a_run_that_compiled_nothing_writes_nothing(compiled: Com
 
 
 def test_another_host_gets_no_shared_objects_and_computes_the_same(
-    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    compiled: Compiled, quick: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("another-host", {}))
-    environ = compiled.container.environ()
+    environ = quick.environ()
     report = worker(compiled.store("loose"), compiled.root, environ).restore("m/v1")
     suffixes = {path.suffix for path in compiled.root.rglob("*") if path.is_file()}
 
