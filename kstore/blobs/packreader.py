@@ -22,6 +22,7 @@ from kstore.blobs.frames import Frames, Readable, Tails, read_part
 from kstore.blobs.packindex import FOOTER_SIZE, Frame, PackIndex, load_footer, load_index, pack_name
 from kstore.digest import digests_of
 from kstore.errors import IntegrityError
+from kstore.told import warn_once
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class PackReader:
             try:
                 yield from part.load()
             except IntegrityError as error:
-                log.warning("%s: %s", self._name, error)
+                warn_once(log, "%s: %s", self._name, error)  # Many frames may have the same trouble.
 
     def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""

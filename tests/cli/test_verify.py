@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Mapping
 
 import pytest
 
+from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
+from kstore.blobs.packreader import PackReader
 from kstore.digest import digest_of
 from tests.cli.commandline import Cli
 from tests.cli.test_diff import HOSTILE, commit
@@ -214,3 +217,22 @@ def test_a_pack_that_cannot_be_read_is_warned_of_once(cli: Cli) -> None:
         cli("commit", "my/v1", "--layout", layout)
     next((cli.store / "packs").iterdir()).unlink()
     assert cli("verify").err.count("cannot be read in full") == 1
+
+
+def test_what_keeps_frames_of_a_pack_from_being_read_is_told_once(cli: Cli) -> None:
+    for number in range(4):
+        cli.write(f"inductor/ab/c{number}.py", random.Random(number).randbytes(2 << 20).hex())
+    cli("commit", "my/v1", "--layout", "packed")
+    (pack,) = (cli.store / "packs").iterdir()
+    index = PackReader(PosixBackend(cli.store), pack.name).index
+    frames = [frame for frame in index.frames if frame.size > 1 << 20]
+    assert len(frames) >= 3
+    pack.chmod(0o644)
+    with pack.open("r+b") as file:
+        for frame in frames:
+            file.seek(frame.offset)
+            file.write(bytes(8))
+    said = cli("verify", "--repair").err.splitlines()
+
+    assert len(said) == len(set(said))
+    assert any("a frame of" in line for line in said)
