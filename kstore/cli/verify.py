@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -52,8 +54,8 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
 
 
 def _tell(output: Output, report: VerifyReport) -> None:
-    for damage in report.damage:
-        output.line(_lost(output, damage))
+    for alike in _runs(report.damage):
+        output.line(_lost(output, alike))
     for pack in report.packs:
         output.line(f"pack {pack} is damaged")
     shown, more = output.some(report.unreadable, _SHOWN)
@@ -63,8 +65,8 @@ def _tell(output: Output, report: VerifyReport) -> None:
         output.line(f"cannot be read just now: {more} more; -v names them")
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
-    for away in report.elsewhere:
-        output.say(_not_checked(away))
+    for alike in _runs(report.elsewhere):
+        output.say(_not_checked(alike))
     part = f"{report.read} of " if report.read < report.blobs else ""
     what = f"{part}{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
@@ -99,14 +101,33 @@ def _verdict(report: VerifyReport) -> str:
     return "damage was found" if report.is_damaged else "not everything could be read"
 
 
-def _not_checked(away: Damage) -> str:
-    named = f"{plural(len(away.paths), 'file')} of generation {away.generation} of {away.scope}"
-    return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
+def _runs(every: Iterable[Damage]) -> Iterator[list[Damage]]:
+    """What is damaged, with generations that follow each other and have lost the same files taken together."""
+
+    def what(numbered: tuple[int, Damage]) -> tuple[object, ...]:
+        position, damage = numbered
+        return damage._replace(generation=damage.generation - position)
+
+    for _, alike in groupby(enumerate(every), key=what):
+        yield [damage for _, damage in alike]
 
 
-def _lost(output: Output, damage: Damage) -> str:
+def _lost(output: Output, alike: list[Damage]) -> str:
+    damage, has = alike[0], "have" if alike[1:] else "has"
     if damage.reason:
         return damage.reason
     shown, more = output.some(damage.paths, _SHOWN)
     named = ", ".join(shown) + (f" and {more} more" if more else "")
-    return f"generation {damage.generation} of {damage.scope} has lost {named}"
+    return f"{_generations(alike)} {has} lost {named}"
+
+
+def _not_checked(alike: list[Damage]) -> str:
+    away = alike[0]
+    named = f"{plural(len(away.paths), 'file')} of {_generations(alike)}"
+    return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
+
+
+def _generations(alike: list[Damage]) -> str:
+    first, last = alike[0].generation, alike[-1].generation
+    numbers = f"generations {first} to {last}" if alike[1:] else f"generation {first}"
+    return f"{numbers} of {alike[0].scope}"

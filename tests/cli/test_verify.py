@@ -219,6 +219,29 @@ def test_a_pack_that_cannot_be_read_is_warned_of_once(cli: Cli) -> None:
     assert cli("verify").err.count("cannot be read in full") == 1
 
 
+def test_generations_in_a_row_that_have_lost_the_same_are_told_in_one_line(cli: Cli) -> None:
+    for names in (("one",), ("one", "two"), ("one", "two", "three"), ("one", "two", "three", "four")):
+        cli.publish("my/v1", *names)
+    cli.publish("my/v2", "one")
+    cli("pin", "my/v1", "1")
+    damage(cli)
+    lines = cli("verify").out.splitlines()
+
+    assert [line.partition(" (")[0] for line in lines[:-1]] == ["generations 1 to 4 of my/v1", "generation 1 of my/v2"]
+    assert lines[0].endswith(" have lost inductor/ab/cone.py") and lines[1].endswith(" has lost inductor/ab/cone.py")
+    assert len(cli("verify", "--json").json["damage"]) == 5
+
+
+def test_generations_between_which_one_is_whole_are_told_apart(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    cli("forget", "my/v1")
+    cli("rollback", "my/v1")
+    damage(cli)
+    lines = cli("verify").out.splitlines()
+
+    assert [line.partition(" of ")[0] for line in lines[:-1]] == ["generation 1", "generation 3"]
+
+
 def test_what_keeps_frames_of_a_pack_from_being_read_is_told_once(cli: Cli) -> None:
     for number in range(4):
         cli.write(f"inductor/ab/c{number}.py", random.Random(number).randbytes(2 << 20).hex())
