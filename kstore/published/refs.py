@@ -249,7 +249,10 @@ class Refs:
         if key is None:
             yield from self.scopes(pass_over=pass_over)
             return
-        for gpu in self.gpus():
+        gpus = self.gpus()
+        if pass_over and not gpus and self._is_begun(self._backend.list):
+            gpus = _folders_in(self._backend.list_made(REFS))  # Without it there is nothing to go on with.
+        for gpu in gpus:
             for name in _parts(self._backend.list, REFS, gpu, key, pass_over):
                 if name.startswith("@"):
                     yield from _scope(gpu, key, name[1:])

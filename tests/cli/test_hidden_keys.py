@@ -204,3 +204,14 @@ def test_a_store_that_has_lost_the_folder_of_all_refs_is_neither_empty_nor_intac
     said = result.out + result.err
     assert f"{cli.store}/refs" in said and "No such file" in said
     assert not any(text in said for text in ("is empty", "gc deletes them", "everything is intact", "nothing to copy"))
+
+
+@pytest.mark.parametrize("command", ["show", "files", "verify", "du", "stats", "forget", "pin"])
+def test_of_such_a_store_nobody_is_told_that_a_key_was_never_published(cli: Cli, command: str) -> None:
+    cli.publish("my/v1")
+    shutil.rmtree(cli.store / "refs")
+    result = cli(command, "my/v1", *(["1"] if command == "pin" else []))
+
+    assert (result.code, result.out) == (1, "")
+    assert f"No such file or directory ({cli.store}/refs)" in result.err
+    assert not (cli.store / "refs").exists()
