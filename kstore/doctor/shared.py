@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import TypeVar
@@ -77,10 +78,21 @@ def _check_first(store: Store, key: str) -> Iterator[Check]:
             found, advice = f"{found}: {trouble.found}", trouble.advice
         yield judge("store", found, advice)
         return
-    yield ok("store", store.location)
+    yield _check_refs(store)
     yield _check_writable(store, key)
     if store.settings.mode is not Mode.READ:
         yield _check_room(store)
+
+
+def _check_refs(store: Store) -> Check:
+    """Check whether it still says what is published: the next commit would begin that anew."""
+    with suppress(OSError):  # One whose folders cannot be listed works all the same.
+        if store.storage.refs.are_lost():
+            judge = warning if store.storage.below.there else bad
+            found = f"{store.location} has lost its folder `refs`, which says what is published"
+            advice = "bring it back before the next commit: that begins a new one, and gc then deletes everything else"
+            return judge("store", found, advice)
+    return ok("store", store.location)
 
 
 def _advised(trouble: str) -> tuple[str, str]:

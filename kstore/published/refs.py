@@ -268,6 +268,10 @@ class Refs:
         for gpu in _folders_in(look(REFS)) if self._is_begun(look) else ():
             yield from walk_scopes(look, REFS, gpu)
 
+    def are_lost(self) -> bool:
+        """Whether there must be `refs/`, and is not."""
+        return REFS not in _folders_in(self._backend.list("")) and self._is_begun(self._backend.list)
+
     def _is_begun(self, look: Look) -> bool:
         """Whether there must be `refs/`: a first commit makes it before anything is in the folders that it makes beside
         it.

@@ -192,6 +192,21 @@ def test_a_store_that_nobody_has_made_is_bad(tmp_path: Path) -> None:
     assert "first commit makes it" in worst(Node(tmp_path).store)["store"].advice
 
 
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_a_store_that_has_lost_the_folder_of_all_refs_is_bad_and_what_to_do_is_said(published: Node, key: str) -> None:
+    shutil.rmtree(published.location / "refs")
+    found = checks(published.store, key)["store"]
+
+    assert found.verdict is Verdict.BAD
+    assert "has lost its folder `refs`" in found.found
+    assert found.advice.startswith("bring it back before the next commit")
+
+
+def test_a_store_in_which_nothing_has_been_published_has_lost_nothing(tmp_path: Path) -> None:
+    Node(tmp_path, "first").store.storage.create()
+    assert checks(Node(tmp_path, "second").store)["store"].verdict is Verdict.OK
+
+
 @pytest.fixture
 def image(tmp_path: Path) -> Fleet:
     """With a store below the shared store; the shared store does not exist."""
