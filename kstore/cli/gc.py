@@ -103,13 +103,13 @@ def command(
         output.summary(f"another gc is running{report.holder and f', of {report.holder}'}; nothing was done")
         output.say(_IF_KILLED)
     else:
-        _tell(output, report)
+        _tell(output, report, policy)
         _tell_excess(output, report, policy)
     return IntegrityError.exit_code if report.status is GcStatus.INCOMPLETE else 0
 
 
-def _tell(output: Output, report: GcReport) -> None:
-    from kstore.gc.policy import Why
+def _tell(output: Output, report: GcReport, policy: Policy) -> None:
+    from kstore.gc.policy import stay_for_now
 
     shown = [d for d in report.decisions if not d.stays or output.verbosity > 0]
     if shown:
@@ -119,8 +119,7 @@ def _tell(output: Output, report: GcReport) -> None:
         output.summary(f"{would}forgotten: {scope}")
     gone = sum(1 for decision in report.decisions if not decision.stays)
     output.summary(f"{plural(gone, 'generation')} of {len(report.decisions)} {would}removed")
-    recent = sum(1 for decision in report.decisions if decision.why is Why.RECENT)
-    if recent:
+    if recent := len(stay_for_now(report.decisions, policy.keep)):
         output.summary(f"superseded less than {_grace(report)} ago, and kept for now: {plural(recent, 'generation')}")
     if report.rewritten:
         output.summary(f"{plural(report.rewritten, 'pack')} {would}rewritten: small ones, or mostly not needed")

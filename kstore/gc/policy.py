@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
 
 from kstore.errors import UsageError
 from kstore.published.ref import RefState
@@ -128,6 +131,19 @@ def decide(
         left -= why is Why.KEPT and older.state is RefState.LIVE
         decisions.append(Decision(history.scope, older, why, why not in _GOING))
     return decisions[::-1]
+
+
+def stay_for_now(decisions: Iterable[Decision], keep: int) -> list[Decision]:
+    """Those that stay only because they were superseded a short time ago. The decisions about one scope are together,
+    oldest first.
+    """
+    found: list[Decision] = []
+    for scope, some in groupby(decisions, key=attrgetter("scope")):
+        now = list(some)
+        history = History(scope, tuple(decision.generation for decision in now), 0)
+        later = decide(history, keep, -math.inf, 0)  # as if none of them was superseded a short time ago
+        found += (one for one, then in zip(now, later, strict=True) if one.why is Why.RECENT and not then.stays)
+    return found
 
 
 def _must_stay(older: Generation, is_recent: bool, is_newest_whole: bool) -> Why | None:

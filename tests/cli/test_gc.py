@@ -173,9 +173,16 @@ def test_text_that_is_not_a_size_is_a_usage_error(cli: Cli, text: str) -> None:
 def test_what_stays_for_the_grace_only_is_counted(cli: Cli) -> None:
     for name in ("one", "two", "three"):
         cli.publish("my/v1", name)
-    result = cli("gc", "--keep", "1")
-    assert "0 generations of 3 removed" in result.out
-    assert "superseded less than 1 h ago, and kept for now: 2 generations" in result.out
+    for keep, count in ((1, "2 generations"), (2, "1 generation")):
+        result = cli("gc", "--keep", str(keep))
+        assert "0 generations of 3 removed" in result.out
+        assert f"superseded less than 1 h ago, and kept for now: {count}\n" in result.out
+
+
+def test_what_stays_without_the_grace_too_is_not_said_to_stay_for_now(cli: Cli) -> None:
+    for name in ("one", "two", "three"):
+        cli.publish("my/v1", name)
+    assert "for now" not in cli("gc", "--keep", "3").out
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from kstore.gc.policy import (
     decide,
     is_passing,
     over_budget,
+    stay_for_now,
     unused,
 )
 from kstore.published.ref import RefState
@@ -59,6 +61,16 @@ def test_what_was_superseded_within_the_grace_stays() -> None:
         (2, Why.RECENT),
         (3, Why.NEWEST),
     ]
+
+
+def test_only_what_would_otherwise_go_stays_for_now() -> None:
+    pinned = [generation(1, 0.5, is_pinned=True), *(generation(n, 0.5) for n in (2, 3, 4))]
+    other = replace(SCOPE, key="model/v2")
+    forgotten = [generation(1, 0.5), generation(2, 0.5, state=RefState.FORGOTTEN)]
+    histories = [history(*pinned), history(*forgotten, scope=other), history(generation(1, 9))]
+    decisions = [decision for one in histories for decision in decide(one, 2, HOUR, NOW)]
+
+    assert [(d.scope, d.generation.number) for d in stay_for_now(decisions, 2)] == [(SCOPE, 2), (other, 1)]
 
 
 def test_a_pinned_generation_stays() -> None:
