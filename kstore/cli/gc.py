@@ -138,9 +138,9 @@ def _tell(output: Output, report: GcReport, policy: Policy) -> None:
 
 def _tell_excess(output: Output, report: GcReport, policy: Policy) -> None:
     if report.excess:
-        why = "--allow-live lets keys be forgotten"
-        if policy.allow_live:
-            why = "it is pinned, or was superseded a short time ago"
+        why = "it is pinned, or was superseded a short time ago"
+        if not policy.allow_live:
+            why = f"{why}, or is the newest of its key: --allow-live lets keys be forgotten"
         output.warn(f"{size(report.excess)} over --max-size must stay; {why}")
     if report.forgotten and not report.dry_run:
         later = f"condemned by a gc in {_grace(report)} or later" if report.grace else "the next gc's"

@@ -67,7 +67,7 @@ class Why(StrEnum):
 
 
 _GOING = {Why.OLD, Why.REPEATED, Why.FORGOTTEN, Why.SIZE}
-_MUST_STAY = {Why.PINNED, Why.RECENT, Why.NEEDED}
+_TIERS = {Why.PINNED: 0, Why.NEEDED: 0, Why.RECENT: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,9 @@ def _may_forget(history: History) -> bool:
 
 
 def by_worth(histories: Mapping[Scope, History], decisions: Iterable[Decision]) -> list[Decision]:
-    """The generations that stay: first those that must, then the newest ones, then older ones. In each of these parts,
-    those whose key was used last come first, and within one key the later ones.
+    """The generations that stay: first those that must, then the newest ones, then what was superseded a short time
+    ago, then older ones. In each of these parts, those whose key was used last come first, and within one key the later
+    ones.
     """
 
     def rank(decision: Decision) -> tuple[int, int, int]:
@@ -220,8 +221,9 @@ def over_budget(
 ) -> tuple[list[Decision], int]:
     """The generations that a size limit takes, and how many bytes over the limit must stay all the same.
 
-    What is pinned stays, with its key. After a generation that does not fit, a smaller one may: a key that is larger
-    than the limit does not take all others along.
+    What is pinned stays, with its key. What was superseded a short time ago stays too, but no key goes for it: it is
+    gone sooner than what a key leaves that is forgotten now. After a generation that does not fit, a smaller one may: a
+    key that is larger than the limit does not take all others along.
 
     `costs` says, in the order of `by_worth`, how many bytes each generation takes beyond those before it that stay.
     `keep` is called for each one that stays before the next one is asked for.
@@ -229,7 +231,7 @@ def over_budget(
     taken, size = [], 0
     for decision, cost in costs:
         tier = _tier(decision, histories[decision.scope])
-        if size + cost > limit and (tier == 2 or (tier == 1 and allow_live)):
+        if size + cost > limit and (tier == 3 or (tier == 1 and allow_live)):
             taken.append(decision)
         else:
             size += cost
@@ -238,7 +240,9 @@ def over_budget(
 
 
 def _tier(decision: Decision, history: History) -> int:
-    """0 for what must stay, 1 for a key that may be forgotten, 2 for its past."""
+    """0 for what must stay, 1 for a key that may be forgotten, 2 for what must stay for the grace only, 3 for a key's
+    past.
+    """
     if decision.why is Why.NEWEST:
         return 1 if _may_forget(history) else 0
-    return 0 if decision.why in _MUST_STAY else 2
+    return _TIERS.get(decision.why, 3)

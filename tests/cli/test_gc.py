@@ -97,7 +97,8 @@ def test_a_number_without_a_unit_is_refused(cli: Cli, option: str, number: str) 
 
 def test_a_limit_that_cannot_be_kept_says_why(cli: Cli) -> None:
     cli.publish("my/v1")
-    assert "must stay; --allow-live lets keys" in cli("gc", "--max-size", "1B").err
+    said = cli("gc", "--max-size", "1B").err
+    assert "must stay; it is pinned, or was superseded a short time ago, or is the newest of its key: --allow" in said
 
     planned = cli("gc", "--max-size", "1B", "--allow-live", "--dry-run")
     assert "would be forgotten: my/v1" in planned.out
@@ -177,6 +178,20 @@ def test_what_stays_for_the_grace_only_is_counted(cli: Cli) -> None:
         result = cli("gc", "--keep", str(keep))
         assert "0 generations of 3 removed" in result.out
         assert f"superseded less than 1 h ago, and kept for now: {count}\n" in result.out
+
+
+@pytest.mark.parametrize("live", [(), ("--allow-live",)])
+def test_what_is_over_the_size_limit_only_for_the_grace_is_not_said_to_take_a_forgotten_key(
+    cli: Cli, live: tuple[str, ...]
+) -> None:
+    cli.write("inductor/ab/clarge.py", "x" * 10**6)
+    cli("commit", "my/v1", "--layout", "loose")
+    cli("forget", "my/v1")
+    cli.publish("my/v1", "two")
+    result = cli("gc", "--max-size", "1M", "--dry-run", *live)
+
+    assert "would be forgotten" not in result.out
+    assert "over --max-size must stay; it is" in result.err and "superseded a short time ago" in result.err
 
 
 def test_what_stays_without_the_grace_too_is_not_said_to_stay_for_now(cli: Cli) -> None:

@@ -438,6 +438,27 @@ def test_a_size_limit_that_is_asked_for_again_forgets_no_more_keys(node: Node, t
     assert [Node(tmp_path, f"fresh {key}").restore(key).ok for key in keys] == [False, True, True]
 
 
+def test_what_stays_for_a_grace_costs_no_key_its_place(node: Node, tmp_path: Path) -> None:
+    """It goes before anything does that a key leaves which is forgotten only now."""
+    for key in ("model/v1", "model/v2"):
+        worker = Node(tmp_path, key)
+        put_megabyte(worker, key.replace("/", "-"))
+        worker.commit(key)
+        pass_time(node)
+    worker.store.forget("model/v2")
+    other = Node(tmp_path, "other")
+    put_megabyte(other, "other")
+    other.commit("model/v2")
+
+    limit: dict[str, Any] = {"max_size": 5 << 19, "allow_live": True}
+    report = collect(node, **limit)
+    assert (report.forgotten, report.excess > 0) == ([], True)
+    pass_time(node)
+    report = collect(node, **limit)
+    assert (report.forgotten, report.excess) == ([], 0)
+    assert [Node(tmp_path, f"fresh {key}").restore(key).ok for key in ("model/v1", "model/v2")] == [True, True]
+
+
 def after_histories(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """`act` runs once gc has read what is published and when it was used."""
     read = Retention._histories

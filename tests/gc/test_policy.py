@@ -212,6 +212,14 @@ def test_what_a_forgotten_key_leaves_for_a_grace_costs_no_other_key_its_place() 
     assert (first.why, is_passing(first, forgotten), is_passing(last, forgotten)) == (Why.RECENT, True, False)
 
 
+def test_what_was_superseded_a_short_time_ago_stays_and_costs_only_history_its_place() -> None:
+    found = history(*(generation(n, 9 - n) for n in (1, 2, 3)), generation(4, 0.1))
+    worth = by_worth({SCOPE: found}, decide(found, 9, HOUR, NOW))
+    assert [(d.generation.number, d.why) for d in worth[:2]] == [(4, Why.NEWEST), (3, Why.RECENT)]
+    taken, excess = over_budget([(d, 10) for d in worth], {SCOPE: found}, 10, allow_live=True)
+    assert ([d.generation.number for d in taken], excess) == ([2, 1], 10)
+
+
 def test_an_empty_generation_takes_no_place_among_those_that_are_kept() -> None:
     quarantined = [generation(n, 9 - n, manifest=None, state=RefState.QUARANTINED) for n in (2, 3, 4)]
     assert dict(judged(generation(1, 9), *quarantined))[1] is Why.KEPT
