@@ -67,7 +67,8 @@ def test_only_what_would_otherwise_go_stays_for_now() -> None:
     pinned = [generation(1, 0.5, is_pinned=True), *(generation(n, 0.5) for n in (2, 3, 4))]
     other = replace(SCOPE, key="model/v2")
     forgotten = [generation(1, 0.5), generation(2, 0.5, state=RefState.FORGOTTEN)]
-    histories = [history(*pinned), history(*forgotten, scope=other), history(generation(1, 9))]
+    old = history(*(generation(n, 9 - n) for n in (1, 2, 3)), scope=replace(SCOPE, key="model/v3"))
+    histories = [history(*pinned), history(*forgotten, scope=other), old]
     decisions = [decision for one in histories for decision in decide(one, 2, HOUR, NOW)]
 
     assert [(d.scope, d.generation.number) for d in stay_for_now(decisions, 2)] == [(SCOPE, 2), (other, 1)]
@@ -210,6 +211,12 @@ def test_what_a_forgotten_key_leaves_for_a_grace_costs_no_other_key_its_place() 
     forgotten = history(generation(1, 9), generation(2, 0.1, manifest=None, state=RefState.FORGOTTEN))
     first, last = decide(forgotten, 2, HOUR, NOW)
     assert (first.why, is_passing(first, forgotten), is_passing(last, forgotten)) == (Why.RECENT, True, False)
+
+
+def test_what_is_pinned_of_a_forgotten_key_counts_like_any_other() -> None:
+    forgotten = history(generation(1, 9, is_pinned=True), generation(2, 0.1, manifest=None, state=RefState.FORGOTTEN))
+    pinned, _ = decide(forgotten, 2, HOUR, NOW)
+    assert (pinned.why, is_passing(pinned, forgotten)) == (Why.PINNED, False)
 
 
 def test_what_was_superseded_a_short_time_ago_stays_and_costs_only_history_its_place() -> None:
