@@ -502,6 +502,17 @@ def test_what_is_given_up_pays_for_nobody_who_shares_its_files(node: Node, tmp_p
 
 
 @pytest.mark.parametrize("layout", ["loose", "packed"])
+def test_what_two_keys_share_is_counted_once(tmp_path: Path, layout: str) -> None:
+    for key in ("model/v1", "model/v2"):
+        worker = Node(tmp_path, key, layout=layout)
+        put_megabyte(worker, "shared")
+        worker.commit(key)
+        pass_time(worker)
+    report = collect(worker, max_size=3 << 19, allow_live=True)
+    assert (report.forgotten, report.excess) == ([], 0)
+
+
+@pytest.mark.parametrize("layout", ["loose", "packed"])
 def test_what_gc_or_a_repair_publishes_again_is_no_use_of_its_key(tmp_path: Path, layout: str) -> None:
     node = Node(tmp_path, layout=layout)
     grow(node, "one")
