@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from kstore.store import Store
 
 Pair = tuple[Scope, Scope]
+Likeness = Callable[[Scope], Hashable]
+_LIKENESSES: tuple[Likeness, ...] = (
+    attrgetter("gpu", "environment"), attrgetter("gpu"), attrgetter("environment"), lambda scope: None,
+)  # fmt: skip
+"""What two scopes may have in common, the most first; the last is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,12 @@ def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
         AmbiguousScopeError: there are several pairs, and none, or more than one, is this worker's.
     """
     lefts, rights = _candidates(store, left), _candidates(store, right)
-    pairs = _closest(list(product(lefts, rights)))
+    likeness = _likeness(lefts, rights)
+    pairs = list(islice(_pairs(lefts, rights, likeness), 2))
     if len(pairs) > 1:
-        own = [pair for pair in pairs if any(_is_own(store, scope) for scope in pair)]
-        pairs = own if len(own) == 1 else pairs
+        ours, theirs = ([scope for scope in side if _is_own(store, scope)] for side in (lefts, rights))
+        own = {*_pairs(ours, rights, likeness), *_pairs(lefts, theirs, likeness)}
+        pairs = list(own) if len(own) == 1 else pairs
     if len(pairs) > 1:
         raise AmbiguousScopeError(
             f"several GPUs or environments have both; {_choices(left, lefts)}; {_choices(right, rights)}"
@@ -78,12 +87,18 @@ def choose_two(store: Store, left: Wanted, right: Wanted) -> tuple[Ref, Ref]:
     return _ref(store, left, pairs[0][0]), _ref(store, right, pairs[0][1])
 
 
-def _closest(pairs: list[Pair]) -> list[Pair]:
-    """The pairs that have the most in common."""
-    same_gpu = [(one, other) for one, other in pairs if one.gpu == other.gpu]
-    same_software = [(one, other) for one, other in pairs if one.environment == other.environment]
-    both = [(one, other) for one, other in same_gpu if one.environment == other.environment]
-    return both or same_gpu or same_software or pairs
+def _likeness(lefts: Sequence[Scope], rights: Sequence[Scope]) -> Likeness:
+    """The most that a scope of one side has in common with one of the other."""
+    shared = (likeness for likeness in _LIKENESSES if not {*map(likeness, lefts)}.isdisjoint(map(likeness, rights)))
+    return next(shared)
+
+
+def _pairs(lefts: Sequence[Scope], rights: Sequence[Scope], likeness: Likeness) -> Iterator[Pair]:
+    """The pairs that are alike in that; one by one, because a key may have thousands of scopes."""
+    alike: dict[Hashable, list[Scope]] = defaultdict(list)
+    for other in rights:
+        alike[likeness(other)].append(other)
+    return ((one, other) for one in lefts for other in alike.get(likeness(one), ()))
 
 
 def _candidates(store: Store, wanted: Wanted) -> list[Scope]:

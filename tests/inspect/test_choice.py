@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 import kstore
 from kstore.errors import AmbiguousScopeError, MissError, UsageError
+from kstore.inspect import choice
 from kstore.inspect.choice import Wanted, choose_one, choose_two
 from kstore.scope import Scope
 from tests.trees import Node
@@ -200,6 +202,21 @@ def test_several_pairs_are_listed_with_an_option_for_each_side(folder: Path) -> 
         chosen(folder, Wanted("m/v1", suffix="1"), Wanted("m/v2", suffix="2"))
 
     assert error.value.exit_code == 2
+
+
+def test_two_keys_of_very_many_scopes_are_compared_without_listing_every_pair(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = {key: [Scope("a", key, f"{key}-{number}") for number in range(1000)] for key in ("m", "n")}
+    monkeypatch.setattr(choice, "scopes_of", lambda storage, key, *options: published[key])
+    monkeypatch.setattr(choice, "unforgotten", lambda storage, scopes: scopes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(AmbiguousScopeError, match=r"and 992 more; for n choose: .* and 992 more$"):
+            chosen(folder, Wanted("m"), Wanted("n"))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_scope_without_the_generation_cannot_be_chosen(folder: Path) -> None:
