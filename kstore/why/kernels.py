@@ -8,11 +8,13 @@ Triton's version and those variables; its code is beside the metadata.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import cache, partial
+from itertools import islice
 from typing import NamedTuple
 
-from kstore.inspect.kernels import Configuration, code_digest, read_configuration
+from kstore.inspect.kernels import code_digest, read_configuration
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.why.differences import Difference
 
@@ -24,8 +26,11 @@ _RESULTS = {
     "global_scratch_size", "global_scratch_align", "profile_scratch_size", "profile_scratch_align",
 }  # fmt: skip
 """Fields that result from the code and are in no key."""
-_MOST = 64
-"""Kernels of one name that are compared: autotuning compiles one under many configurations."""
+_MOST = 512
+"""Configurations of one name that another one is compared with: autotuning compiles a kernel under many."""
+
+Texts = Mapping[str, str]
+"""A configuration, with its values as text."""
 
 
 class KernelReason(StrEnum):
@@ -59,12 +64,39 @@ class KernelExplanation(NamedTuple):
 
 def explain_kernels(fresh: Iterable[str], stored: Iterable[str], read: Read) -> list[KernelExplanation]:
     """Explain each kernel among the artifacts `fresh` by those among `stored`, both given as paths."""
-    known = set(stored)
-    by_name: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(known):
-        if is_metadata(path):
-            by_name[_name(path)].append(path)
-    return [_explain(path, known, by_name, read) for path in fresh if is_metadata(path)]
+    known = _Stored(stored, read)
+    return [_explain(path, known, read) for path in fresh if is_metadata(path)]
+
+
+class _Alike(NamedTuple):
+    """Stored kernels of one name and one configuration."""
+
+    configuration: Texts
+    paths: list[str]
+    """Of their metadata, in order."""
+
+
+class _Stored:
+    """The stored kernels. Each of their files is read once, however many kernels are compared with it."""
+
+    def __init__(self, paths: Iterable[str], read: Read) -> None:
+        self.paths = frozenset(paths)
+        self._read = read
+        self._named: dict[str, list[str]] = defaultdict(list)
+        for path in sorted(filter(is_metadata, self.paths)):
+            self._named[_name(path)].append(path)
+        self.by_configuration = cache(self._by_configuration)
+        self.code = cache(partial(_code, read=read))
+
+    def _by_configuration(self, name: str) -> Mapping[frozenset[tuple[str, str]], _Alike]:
+        """The kernels of that name whose metadata can be read."""
+        found: dict[frozenset[tuple[str, str]], _Alike] = {}
+        for path in self._named.get(name, ()):
+            configuration = _configuration(self._read(path))
+            if configuration is not None:
+                items = frozenset(configuration.items())
+                found.setdefault(items, _Alike(configuration, [])).paths.append(path)
+        return found
 
 
 def is_metadata(path: str) -> bool:
@@ -77,39 +109,36 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".json")
 
 
-def _explain(path: str, known: set[str], by_name: Mapping[str, list[str]], read: Read) -> KernelExplanation:
+def _explain(path: str, stored: _Stored, read: Read) -> KernelExplanation:
     name = _name(path)
-    if path in known:
+    if path in stored.paths:
         return KernelExplanation(name, path, KernelReason.REPLACED, path)
     ours = _configuration(read(path))
     if ours is None:
         return KernelExplanation(name, path, KernelReason.UNREADABLE)
-    candidates = ((other, _configuration(read(other))) for other in by_name.get(name, ())[:_MOST])
-    compared = [(other, _differences(theirs, ours)) for other, theirs in candidates if theirs is not None]
-    if not compared:
+    known, items = stored.by_configuration(name), frozenset(ours.items())
+    if not known:
         return KernelExplanation(name, path, KernelReason.NOTHING)
-    closest, differences = min(compared, key=lambda pair: len(pair[1]))
-    if differences:
-        return KernelExplanation(name, path, KernelReason.OPTIONS, closest, differences)
-    code = _code(path, read)
-    alike = (other for other, differences in compared if not differences)
-    same = next((other for other in alike if code and _code(other, read) == code), None)
-    return KernelExplanation(name, path, KernelReason.PLACE if same else KernelReason.CODE, same or closest)
+    if items not in known:
+        _, closest = min(islice(known.items(), _MOST), key=lambda other: len(dict(other[0] ^ items)))
+        differences = tuple(_differences(closest.configuration, ours))
+        return KernelExplanation(name, path, KernelReason.OPTIONS, closest.paths[0], differences)
+    code, alike = _code(path, read), known[items].paths
+    same = next((other for other in alike if code and stored.code(other) == code), None)
+    return KernelExplanation(name, path, KernelReason.PLACE if same else KernelReason.CODE, same or alike[0])
 
 
-def _configuration(data: bytes | None) -> Configuration | None:
+def _configuration(data: bytes | None) -> Texts | None:
     content = read_configuration(data) if data is not None else None
-    return content and {name: value for name, value in content.items() if name not in _RESULTS}
+    if content is None:
+        return None
+    return {name: str(value) for name, value in content.items() if name not in _RESULTS}
 
 
-def _differences(stored: Configuration, fresh: Configuration) -> tuple[Difference, ...]:
-    names = [*fresh, *(name for name in stored if name not in fresh)]
-    texts = ((name, _text(stored, name), _text(fresh, name)) for name in names)
-    return tuple(Difference(name, old, new) for name, old, new in texts if old != new)
-
-
-def _text(configuration: Configuration, name: str) -> str | None:
-    return str(configuration[name]) if name in configuration else None
+def _differences(stored: Texts, fresh: Texts) -> Iterator[Difference]:
+    for name in dict.fromkeys((*fresh, *stored)):
+        if stored.get(name) != fresh.get(name):
+            yield Difference(name, stored.get(name), fresh.get(name))
 
 
 def _code(path: str, read: Read) -> bytes | None:

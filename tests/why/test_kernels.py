@@ -38,6 +38,25 @@ def test_the_configuration_that_is_most_like_it_is_compared() -> None:
     )  # fmt: skip
 
 
+def test_however_many_configurations_a_name_has_its_own_is_found() -> None:
+    """Autotuning compiles one kernel under hundreds."""
+    code = '#loc = loc("kernel.py":{line}:0)\nfunc @f() loc(#loc)\n'
+
+    def tuned(folder: str, line: int, **more: int) -> dict[str, bytes]:
+        common = {"source": code.format(line=line), **more}
+        return tree(**{f"{folder}{n:03}": {"stages": n % 9, "warps": n // 9, **common} for n in range(200)})
+
+    stored, moved, changed = tuned("A", 3), tuned("B", 7), tuned("C", 7, maxnreg=128)
+    read: list[str] = []
+    found = explain_kernels(moved | changed, stored, lambda path: read.append(path) or (stored | moved | changed)[path])
+
+    assert {(one.reason, one.closest.replace("A", "B")) for one in found[:200]} == {
+        (KernelReason.PLACE, path) for path in moved if path.endswith(f"/{NAME}.json") and "__grp__" not in path
+    }
+    assert {one.differences for one in found[200:]} == {(Difference("maxnreg", None, "128"),)}
+    assert len(read) == len(set(read))
+
+
 def test_target_version_and_variables_are_in_the_metadata() -> None:
     stored = tree(A={"target": {"backend": "cuda", "arch": 90}, "triton_version": "3.6.0"})
     fresh = tree(B={"target": {"backend": "cuda", "arch": 100}, "triton_version": "3.7.1", "DISABLE_PTXAS_OPT": "true"})
