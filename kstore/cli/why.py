@@ -34,7 +34,7 @@ _REASONS = {
     "differs": "as stored, except for",
     "new-code": "the code is new; the stored graph most like it differs in",
     "guards": "stored under the same key, but the guards did not hold, for example because of other shapes",
-    "missing": "stored only in an AOT entry: its FX entry was left out of the restore, or has been removed",
+    "missing": "stored, but the entry was left out of the restore, or has been removed",
     "autograd": "stored, but AOTAutograd asked for it under another key",
     "nothing": "no graph was restored that it could be compared with",
     "unreadable": "its entry does not say what its key was made of",

@@ -27,7 +27,7 @@ class Reason(StrEnum):
     GUARDS = "guards"
     """A stored graph has the same key, but its guards did not hold, for example because of other shapes."""
     MISSING = "missing"
-    """A stored AOT entry has the same graph, but its FX entry was not there: left out of the restore, or removed."""
+    """It is stored, but the entry under its key was not there: left out of the restore, or removed."""
     AUTOGRAD = "autograd"
     """The graphs of an AOT entry are stored, but the entry has another key: AOTAutograd's own settings differ."""
     NOTHING = "nothing"
@@ -56,29 +56,38 @@ class Explanation(NamedTuple):
     differences: tuple[Difference, ...] = ()
 
 
-def explain(fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Graph]) -> list[Explanation]:
+def explain(
+    fresh: Iterable[tuple[str, Sequence[Graph]]], stored: Collection[Graph], lost: Collection[str] = ()
+) -> list[Explanation]:
     """Explain each entry of `fresh`, paths with what was read from them: FX entries first, then AOT entries.
 
-    If an earlier FX entry also has a graph of an AOT entry, the graph is explained there.
+    `lost` are the folders, each named by a key, of which entries are stored but none was there. If an earlier FX entry
+    also has a graph of an AOT entry, the graph is explained there.
     """
     known = {graph.digests for graph in stored}
-    folders = {(graph.path.rpartition("/")[0], graph.digests) for graph in stored}
+    folders = {(folder_of(graph.path), graph.digests) for graph in stored}
     index = _Index(stored)
     explained: set[frozenset[tuple[str, str]]] = set()
     found = []
     for path, graphs in fresh:
-        if not graphs:
-            found.append(Explanation(path, Reason.UNREADABLE))
-            continue
         news = [graph for graph in graphs if graph.digests not in explained]
-        if news and all(graph.digests in known for graph in news):
-            has_entry = any((path.rpartition("/")[0], graph.digests) in folders for graph in news)
+        if folder_of(path) in lost:
+            found += [Explanation(path, Reason.MISSING)] if news or not graphs else []
+        elif not graphs:
+            found.append(Explanation(path, Reason.UNREADABLE))
+        elif news and all(graph.digests in known for graph in news):
+            has_entry = any((folder_of(path), graph.digests) in folders for graph in news)
             of_graph = Reason.GUARDS if has_entry else Reason.MISSING
             found.append(Explanation(path, of_graph if _is_fx(path) else Reason.AUTOGRAD))
         else:
             found += [index.explain(graph) for graph in news if graph.digests not in known]
         explained.update(graph.digests for graph in graphs)
     return found
+
+
+def folder_of(path: str) -> str:
+    """The folder of an entry, which is named by its key."""
+    return path.rpartition("/")[0]
 
 
 def _is_fx(path: str) -> bool:

@@ -16,7 +16,7 @@ from kstore.hits.lastrun import last_run
 from kstore.inspect.kernels import MAX_SOURCE
 from kstore.inspect.kinds import Kind, kind_of
 from kstore.store import Store
-from kstore.why.differences import Explanation, explain
+from kstore.why.differences import Explanation, explain, folder_of
 from kstore.why.graphs import Graph, read_graphs
 from kstore.why.kernels import KernelExplanation, explain_kernels
 from kstore.worker import Worker
@@ -92,11 +92,13 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
     unused = usage_in(worker, run).unused  # before they are read here
     entries = _entries(run.new)
     fresh = list(_read(worker, entries))
-    stored = [graph for _, graphs in _read(worker, _entries(run.old)) for graph in graphs] if fresh else []
+    there = _entries(run.old)
+    stored = [graph for _, graphs in _read(worker, there) for graph in graphs] if fresh else []
+    lost = {*map(folder_of, _entries(run.published))} - {*map(folder_of, there)}
     return WhyReport(
         key,
         run.generation,
-        graphs=tuple(explain(fresh, stored)),
+        graphs=tuple(explain(fresh, stored, lost)),
         entries=len(entries),
         others=sum(kind_of(path) not in (*_ENTRIES, Kind.TRITON_KERNEL) for path in run.new),
         compared=len({graph.path for graph in stored}),

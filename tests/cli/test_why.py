@@ -156,6 +156,21 @@ def test_an_entry_that_is_removed_meanwhile_is_not_explained(cli: Cli, monkeypat
     assert (result.code, result.json["graphs"]) == (0, [])
 
 
+def test_an_entry_that_was_removed_before_the_run_is_said_to_be_missing(cli: Cli) -> None:
+    """It is compared with no other, whose differences would not be why it was compiled."""
+    run(cli, "one", entry("a"))
+    run(cli, "two", entry("b"))
+    (cli.folder / "again").write_bytes(entry("a", noise="other bytes"))
+    compiled = f'cp {cli.folder / "again"} "$TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey-one/again"'
+    job = f"{TICK} && rm $TORCHINDUCTOR_CACHE_DIR/fxgraph/ab/fkey-one/* && {compiled}"
+    assert cli.process("exec", "my/v1", "--", "sh", "-ec", job).code == 0
+
+    assert cli("why", "my/v1").out.splitlines() == [
+        "1 graph: stored, but the entry was left out of the restore, or has been removed",
+        "1 graph (1 entry) compiled anew after generation 2 was restored",
+    ]
+
+
 def test_a_run_that_hit_has_no_reasons(cli: Cli) -> None:
     run(cli, "one", entry())
     assert cli.process("exec", "my/v1", "--", "true").code == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstore.why.differences import Difference, Explanation, Reason, code_difference, explain
+from kstore.why.differences import Difference, Explanation, Reason, code_difference, explain, folder_of
 from kstore.why.graphs import Graph, read_graphs
 from tests.why.entries import entry
 
@@ -55,6 +55,15 @@ def test_another_answer_to_a_stored_key_was_compiled_for_its_guards() -> None:
 def test_a_graph_that_only_an_aot_entry_has_lacked_its_own() -> None:
     """For example, its FX entry was left out of the restore."""
     assert only(graph(FX, x="1"), graph(AOT, x="1")).reason is Reason.MISSING
+
+
+def test_what_is_stored_under_its_key_and_was_not_there_is_compared_with_no_other() -> None:
+    lost = {folder_of(FX), folder_of(AOT)}
+    entries = [(FX, [graph(FX, "a")]), (AOT, [graph(AOT, "a")])]
+
+    assert explain(entries, [graph(FX2, "b")], lost) == [Explanation(FX, Reason.MISSING)]
+    assert explain(entries[1:], [graph(FX, "a")], lost) == [Explanation(AOT, Reason.MISSING)]
+    assert explain([(FX, [])], [], lost) == [Explanation(FX, Reason.MISSING)]
 
 
 def test_an_aot_entry_whose_graphs_are_stored_has_a_key_of_its_own() -> None:
