@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from itertools import count
 from typing import NamedTuple
 
+from kstore.inspect.lines import unified_diff
 from kstore.why.graphs import CODE, Graph
 
 _CODE_LINES = 12
 """Lines of a graph's code that are shown for a difference."""
-_COMPARED_LINES = 2000
+_COMPARED_LINES = 50_000
 """Lines of code that are compared; for longer code, finding what two graphs share takes seconds."""
 
 
@@ -140,6 +140,7 @@ def _differences(stored: Graph, fresh: Graph) -> Iterable[Difference]:
 
 def code_difference(difference: Difference) -> list[str]:
     """The first few lines of code that differ, as diff(1) shows them."""
-    old, new = (text.splitlines()[:_COMPARED_LINES] for text in (difference.stored or "", difference.fresh or ""))
-    changed = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:1] in "+-"][2:]
+    lines = (text.splitlines()[:_COMPARED_LINES] for text in (difference.stored or "", difference.fresh or ""))
+    old, new = ("".join(f"{line}\n" for line in each) for each in lines)
+    changed = [line for line in unified_diff(("", old), ("", new)) if line[:1] in "+-"][2:]
     return changed[:_CODE_LINES]

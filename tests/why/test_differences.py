@@ -110,6 +110,13 @@ def test_code_is_shown_by_the_lines_that_differ() -> None:
     assert code_difference(difference) == ["-b", "+c"]
 
 
+def test_a_difference_far_down_in_long_code_is_shown() -> None:
+    """The graph of a large model has ten thousand lines."""
+    same = "".join(f"add_{number} = mul_{number}\n" for number in range(10_000))
+
+    assert code_difference(Difference("gm", f"{same}return b\n", f"{same}return c\n")) == ["-return b", "+return c"]
+
+
 def test_code_that_only_one_graph_has_is_shown() -> None:
     assert code_difference(Difference("gm", None, "a\n")) == ["+a"]
     assert code_difference(Difference("gm", "a\n", None)) == ["-a"]
