@@ -43,7 +43,7 @@ _KERNEL_REASONS = {
     "options": "stored with another configuration",
     "code": "same configuration as stored; source, signature or constants differ",
     "place": "same configuration and code as stored; its line, ptxas or libdevice differs",
-    "replaced": "compiled over the stored one: it was damaged, or TRITON_ALWAYS_COMPILE",
+    "replaced": "stored under the same key, but damaged, removed or left out of the restore; or TRITON_ALWAYS_COMPILE",
     "nothing": "none of that name was restored",
     "unreadable": "the metadata cannot be read",
 }
@@ -93,7 +93,12 @@ def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
             "there is Inductor code without the entry of a graph: torch keeps none for what it cannot cache, as with "
             "TORCHINDUCTOR_FREEZING=1 or custom passes, and compiles it each time"
         )
-    elif not (report.graphs or report.kernels or report.others):
+    elif report.others and not (report.graphs or report.kernels):
+        output.say(
+            "what was removed or left out of the restore is made again, and so are C++ objects that are for another "
+            f"kind of host; `{doctor}` checks this one"
+        )
+    elif not (report.graphs or report.kernels):
         rest = f"`{doctor}` checks the rest"
         idle = f"{', '.join(report.unused)}: restored, but none of it was read: is that cache switched off?"
         output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")

@@ -46,7 +46,8 @@ class WhyReport:
     unused: tuple[str, ...] = ()
     """Components with restored entries of which none was read."""
     bypassed: bool = False
-    """Whether Inductor's code is published or new but no graph's entry is: torch keeps none for what it cannot cache.
+    """Whether Inductor's code is published, or new to the key, but no graph's entry is: torch keeps none for what it
+    cannot cache.
     """
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
         compared=len({graph.path for graph in stored}),
         kernels=tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
         unused=unused,
-        bypassed=_is_code_alone(run.published) or _is_code_alone(run.new),
+        bypassed=_is_code_alone(run.published) or _is_code_alone(run.new.keys() - run.published.keys()),
     )
 
 

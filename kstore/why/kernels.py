@@ -43,7 +43,7 @@ class KernelReason(StrEnum):
     PLACE = "place"
     """A stored kernel has the same code too: the number of its first line, ptxas or libdevice differs."""
     REPLACED = "replaced"
-    """It is the stored kernel, compiled again under the same key."""
+    """It is the stored kernel, compiled again under the same key: some of it was damaged, or not there."""
     NOTHING = "nothing"
     """No kernel of its name was restored."""
     UNREADABLE = "unreadable"

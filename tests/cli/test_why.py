@@ -263,3 +263,35 @@ def test_it_reports_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
     assert "torch keeps none for what it cannot cache, as with TORCHINDUCTOR_FREEZING=1" in result.err
     assert "everything hit" not in result.err
     assert cli("why", "my/v1", "--json").json["bypassed"] is True
+
+
+def made_anew(cli: Cli, name: str) -> Result:
+    """What is said if a run that hits writes a module anew."""
+    code = "$TORCHINDUCTOR_CACHE_DIR/ab"
+    job = f"{TICK} && cat {GRAPHS}-one/* > /dev/null && mkdir -p {code} && rm -f {code}/* && echo pass > {code}/{name}"
+    assert cli.process("exec", "my/v1", "--", "sh", "-ec", job, env=os.environ | {"KSTORE_MODE": "read"}).code == 0
+    return cli("why", "my/v1")
+
+
+def test_code_of_a_graph_that_hit_is_not_taken_for_that_of_one_without_an_entry(cli: Cli) -> None:
+    """Torch writes it again from the entry if it was removed."""
+    cli.write("inductor/ab/cone.py", "pass")
+    run(cli, "one", entry())
+    removed, new = made_anew(cli, "cone.py"), made_anew(cli, "cnew.py")
+
+    assert removed.out == new.out
+    assert "0 graphs compiled anew after generation 1 was restored, and 1 other artifact with them" in removed.out
+    assert "what was removed or left out of the restore is made again" in removed.err
+    assert "C++ objects that are for another kind of host; `kstore doctor my/v1` checks this one" in removed.err
+    assert "torch keeps none for what it cannot cache" in new.err
+
+
+def test_a_kernel_that_was_removed_is_not_said_to_be_damaged(cli: Cli) -> None:
+    kernel(cli, "A", 4)
+    assert cli("commit", "my/v1").code == 0
+    assert cli.process("exec", "my/v1", "--", "sh", "-c", "rm -r $TRITON_CACHE_DIR/A").code == 0
+    kernel(cli, "A", 4)
+
+    assert cli("why", "my/v1").out.splitlines()[0] == (
+        "1 kernel: stored under the same key, but damaged, removed or left out of the restore; or TRITON_ALWAYS_COMPILE"
+    )
