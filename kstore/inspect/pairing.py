@@ -14,8 +14,8 @@ from typing import NamedTuple
 from kstore.inspect.contents import Content
 from kstore.inspect.items import Item
 
-_FEW = 2500
-"""The most pairs of variants of one kernel for which each variant is compared with each."""
+_FEW = 40_000
+"""The most pairs of variants of one kernel for which each variant is compared with each: takes some 0.2 s."""
 
 
 class Named(NamedTuple):
@@ -91,19 +91,18 @@ def _nearest(lefts: list[Named], rights: list[Named]) -> Iterator[Pair]:
     if len(lefts) * len(rights) > _FEW:
         yield from zip_longest(lefts, rights)
         return
-    for left, right in sorted(product(lefts, rights), key=lambda pair: _distance(*pair)):
-        if left in lefts and right in rights:
-            lefts.remove(left)
-            rights.remove(right)
-            yield left, right
-    yield from ((left, None) for left in lefts)
-    yield from ((None, right) for right in rights)
+    ours, theirs = ({named.item: named for named in side} for side in (lefts, rights))
+    values = {named.item: frozenset(named.content.configuration.items()) for named in (*lefts, *rights)}
 
+    def distance(pair: tuple[Item, Item]) -> tuple[int, str, str]:
+        one, other = pair
+        return len(dict(values[one] ^ values[other])), one.unit, other.unit
 
-def _distance(left: Named, right: Named) -> tuple[int, str, str]:
-    one, other = left.content.configuration, right.content.configuration
-    differing = sum(one.get(name) != other.get(name) for name in {*one, *other})
-    return differing, left.item.unit, right.item.unit
+    for left, right in sorted(product(ours, theirs), key=distance):
+        if left in ours and right in theirs:
+            yield ours.pop(left), theirs.pop(right)
+    yield from ((named, None) for named in ours.values())
+    yield from ((None, named) for named in theirs.values())
 
 
 def _grouped(every: list[Named], key: Callable[[Named], Hashable]) -> dict[Hashable, list[Named]]:

@@ -35,9 +35,17 @@ def test_of_very_many_variants_those_with_the_same_configuration_are_compared() 
     assert paired(left, right) == {(f"left {number}", f"right {number}") for number in range(100)}
 
 
+def test_of_many_variants_with_one_more_option_the_nearest_are_compared() -> None:
+    """Autotuning compiles a kernel under a hundred configurations."""
+    left = [variant(f"left {number}", f"one {number}", num_stages=number) for number in range(100)]
+    right = [variant(f"{number}", f"other {number}", num_stages=number, maxnreg=64) for number in reversed(range(100))]
+
+    assert paired(left, right) == {(f"left {number}", f"{number}") for number in range(100)}
+
+
 def test_of_very_many_variants_none_is_left_out() -> None:
-    left = [variant(f"left {number}", f"one {number}", num_warps=4, shared=number) for number in range(100)]
-    right = [variant(f"right {number}", f"other {number}", num_warps=8, shared=number) for number in range(99)]
+    left = [variant(f"left {number}", f"one {number}", num_warps=4, shared=number) for number in range(300)]
+    right = [variant(f"right {number}", f"other {number}", num_warps=8, shared=number) for number in range(299)]
     found = paired(left, right)
 
     assert sorted(one for one, _ in found) == sorted(each.item.unit for each in left)
