@@ -88,20 +88,33 @@ def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
     entries = f" ({plural(report.entries, 'entry', 'entries')})" if report.entries else ""
     graphs = plural(len(report.graphs), "graph") + entries
     output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
+    if advice := _advice(report, doctor):
+        output.say(advice)
+
+
+def _advice(report: WhyReport, doctor: str) -> str:
+    """What to know besides; empty if the comparisons say it all."""
     if report.bypassed and not report.unused:
-        output.say(
+        return (
             "there is Inductor code without the entry of a graph: torch keeps none for what it cannot cache, as with "
             "TORCHINDUCTOR_FREEZING=1 or custom passes, and compiles it each time"
         )
-    elif report.others and not (report.graphs or report.kernels):
-        output.say(
+    if report.graphs or report.kernels:
+        return ""
+    if report.others:
+        return (
             "what was removed or left out of the restore is made again, and so are C++ objects that are for another "
             f"kind of host; `{doctor}` checks this one"
         )
-    elif not (report.graphs or report.kernels):
-        rest = f"`{doctor}` checks the rest"
-        idle = f"{', '.join(report.unused)}: restored, but none of it was read: is that cache switched off?"
-        output.say(f"{idle} {rest}" if report.unused else f"everything hit, or nothing has been compiled yet; {rest}")
+    rest = f"`{doctor}` checks the rest"
+    if report.gone:
+        return (
+            f"{', '.join(report.gone)}: nothing is left of what was restored; if a variable of the run named another "
+            f"folder for it, set that here too; {rest}"
+        )
+    if report.unused:
+        return f"{', '.join(report.unused)}: restored, but none of it was read: is that cache switched off? {rest}"
+    return f"everything hit, or nothing has been compiled yet; {rest}"
 
 
 def _tell_kernels(output: Output, kernels: tuple[KernelExplanation, ...]) -> None:

@@ -45,6 +45,8 @@ class WhyReport:
     """One for each Triton kernel that was compiled anew."""
     unused: tuple[str, ...] = ()
     """Components with restored entries of which none was read."""
+    gone: tuple[str, ...] = ()
+    """Components that were restored and of which nothing is there."""
     bypassed: bool = False
     """Whether Inductor's code is published, or new to the key, but no graph's entry is: torch keeps none for what it
     cannot cache.
@@ -65,6 +67,7 @@ class WhyReport:
             "others": self.others,
             "compared": self.compared,
             "unused": self.unused,
+            "gone": self.gone,
             "bypassed": self.bypassed,
         }
 
@@ -105,6 +108,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
         compared=len({graph.path for graph in stored}),
         kernels=tuple(explain_kernels(run.new, run.old, partial(_read_small, worker))),
         unused=unused,
+        gone=tuple(sorted(_components(run.published) & worker.root.folders.keys() - _components((*run.old, *run.new)))),
         bypassed=_is_code_alone(run.published) or _is_code_alone(run.new.keys() - run.published.keys()),
     )
 
@@ -112,6 +116,10 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
 def _entries(paths: Iterable[str]) -> list[str]:
     """FX entries, then AOT entries."""
     return [path for kind in _ENTRIES for path in paths if kind_of(path) is kind]
+
+
+def _components(paths: Iterable[str]) -> set[str]:
+    return {path.partition("/")[0] for path in paths}
 
 
 def _is_code_alone(paths: Iterable[str]) -> bool:

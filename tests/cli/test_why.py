@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -252,6 +253,19 @@ def test_it_distinguishes_what_was_not_even_read_from_what_hit(cli: Cli) -> None
     reading = f"{TICK} && find $TORCHINDUCTOR_CACHE_DIR -type f | xargs cat"
     assert cli.process("exec", "my/v1", "--", "sh", "-ec", reading).code == 0
     assert "everything hit" in cli("why", "my/v1").err
+
+
+def test_it_does_not_say_that_all_hit_where_nothing_of_it_is_left(cli: Cli) -> None:
+    """The run may have had a folder of its own for it, which a variable named."""
+    run(cli, "one", entry())
+    shutil.rmtree(cli.cache_root)
+    theirs = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cli.folder / "theirs")}
+    assert cli.process("exec", "my/v1", "--", "sh", "-ec", f"{TICK} && cat {GRAPHS}-one/* | wc", env=theirs).code == 0
+    result = cli("why", "my/v1")
+
+    assert "inductor: nothing is left of what was restored; if a variable of the run named another folder" in result.err
+    assert "everything hit" not in result.err
+    assert cli("why", "my/v1", "--json").json["gone"] == ["inductor"]
 
 
 def test_it_reports_code_of_which_torch_keeps_no_entry(cli: Cli) -> None:
