@@ -246,7 +246,8 @@ def _change(left: Named, right: Named, is_configured_otherwise: bool) -> Change:
 
 
 def _fields(left: Named, right: Named) -> Iterator[Field]:
-    yield from _differing(left.content.configuration, right.content.configuration)
+    if left.content.is_readable and right.content.is_readable:
+        yield from _differing(left.content.configuration, right.content.configuration)
     if left.item.kind in _SLOTS and len(left.item.parts) != len(right.item.parts):
         yield Field("entries", len(left.item.parts), len(right.item.parts))
     if left.item.hosts != right.item.hosts:
