@@ -86,9 +86,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
     run = last_run(worker) if worker else None
     if worker is None or run is None:
         store.storage.open_existing()  # Another store has another cache root.
-        rootless = f"{key} has no cache root on this node, so nothing was restored into it"
-        lack = f"{NOTHING_RESTORED}, {worker.root.path}" if worker else rootless
-        raise MissError(f"{lack}; run `{again('exec')} -- …` or restore, then compile")
+        raise MissError(f"{_lack(worker, key)}; run `{again('exec')} -- …` or restore, then compile")
     if not run.generation:
         raise MissError(
             f"there was nothing to restore for {key}, so a run compiles everything; `{again('doctor')}` says more"
@@ -111,6 +109,15 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
         gone=tuple(sorted(_components(run.published) & worker.root.folders.keys() - _components((*run.old, *run.new)))),
         bypassed=_is_code_alone(run.published) or _is_code_alone(run.new.keys() - run.published.keys()),
     )
+
+
+def _lack(worker: Worker | None, key: str) -> str:
+    """Why nothing is known about a run."""
+    if worker is None:
+        return f"{key} has no cache root on this node, so nothing was restored into it"
+    if worker.state.last_restore.scope():
+        return f"what was restored into {worker.root.path} cannot be read: damaged, or from a newer kstore"
+    return f"{NOTHING_RESTORED}, {worker.root.path}"
 
 
 def _entries(paths: Iterable[str]) -> list[str]:

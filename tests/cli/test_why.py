@@ -230,6 +230,19 @@ def test_where_the_only_restore_failed_it_does_not_say_that_there_was_nothing_to
     assert "nothing was restored into this cache root" in cli("why", "my/v1", "--cache-root", str(root)).err
 
 
+def test_what_a_newer_kstore_has_restored_is_not_said_to_be_nothing(cli: Cli) -> None:
+    run(cli, "one", entry())
+    assert cli.process("exec", "my/v1", "--", "true").code == 0
+    record = cli.cache_root / ".kstore/restored.json"
+    content = json.loads(record.read_text())
+    newer = json.loads(content["ref"]) | {"format": 99}
+    record.write_text(json.dumps(content | {"ref": json.dumps(newer)}))
+    result = cli("why", "my/v1")
+
+    assert result.code == 3
+    assert f"what was restored into {cli.cache_root} cannot be read: damaged, or from a newer kstore" in result.err
+
+
 def test_long_values_are_shown_where_they_differ(cli: Cli) -> None:
     same = "TensorMetadata(dtype=torch.float32, "
     run(cli, "one", entry(example_inputs__0=f"{same}shape=torch.Size([16, 48]), stride=(48, 1), layout=strided)"))
