@@ -117,6 +117,12 @@ def test_a_difference_far_down_in_long_code_is_shown() -> None:
     assert code_difference(Difference("gm", f"{same}return b\n", f"{same}return c\n")) == ["-return b", "+return c"]
 
 
+def test_of_much_code_that_differs_the_first_lines_are_shown() -> None:
+    new = "".join(f"new {number}\n" for number in range(100))
+
+    assert code_difference(Difference("gm", "", new)) == [f"+new {number}" for number in range(12)]
+
+
 def test_code_that_only_one_graph_has_is_shown() -> None:
     assert code_difference(Difference("gm", None, "a\n")) == ["+a"]
     assert code_difference(Difference("gm", "a\n", None)) == ["-a"]
