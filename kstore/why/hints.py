@@ -23,7 +23,7 @@ _HINTS = {
     "inductor_config.max_autotune_gemm": "torch.compile(mode=…), TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
     "inductor_config.coordinate_descent_tuning": "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
     "inductor_config.triton.cudagraphs": "torch.compile(mode=…)",
-    "inductor_config": "torch._inductor.config, or the variable TORCHINDUCTOR_… that sets it",
+    "inductor_config": "torch._inductor.config, or a variable, mostly TORCHINDUCTOR_…",
 }
 
 AUTOGRAD = (

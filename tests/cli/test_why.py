@@ -40,6 +40,15 @@ def test_it_names_what_differs_and_what_sets_it(cli: Cli) -> None:
     ]
 
 
+def test_a_setting_of_inductor_may_come_from_a_variable_of_another_name(cli: Cli) -> None:
+    """This one from ENABLE_PERSISTENT_TMA_MATMUL."""
+    setting = "inductor_config__triton.enable_persistent_tma_matmul"
+    run(cli, "one", entry(**{setting: "False"}))
+    run(cli, "two", entry(**{setting: "True"}))
+
+    assert "(torch._inductor.config, or a variable, mostly TORCHINDUCTOR_…)" in cli("why", "my/v1").out
+
+
 def test_a_graph_in_two_entries_is_explained_once_and_counted_as_exec_counts(cli: Cli) -> None:
     autograd = '"$TORCHINDUCTOR_CACHE_DIR/aotautograd/akey"'
     run(cli, "one", entry(default_dtype="a"))
