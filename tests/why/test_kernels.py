@@ -69,11 +69,12 @@ def test_target_version_and_variables_are_in_the_metadata() -> None:
 
 
 def test_what_came_out_of_the_code_is_no_configuration() -> None:
-    stored = tree(A={"num_warps": 4, "shared": 0, "hash": "a", "source": "x = 1"})
+    results = "shared", "tmem_size", "global_scratch_size", "profile_scratch_size"
+    results += "global_scratch_align", "profile_scratch_align"
+    stored = tree(A={"num_warps": 4, "hash": "a", "source": "x = 1", **dict.fromkeys(results, 0)})
+    fresh = tree(B={"num_warps": 4, "hash": "b", "source": "x = 2", **dict.fromkeys(results, 512)})
 
-    assert explain(tree(B={"num_warps": 4, "shared": 512, "hash": "b", "source": "x = 2"}), stored) == (
-        KernelReason.CODE, "A", ()
-    )  # fmt: skip
+    assert explain(fresh, stored) == (KernelReason.CODE, "A", ())
 
 
 def test_code_that_only_moved_is_the_same() -> None:
