@@ -87,7 +87,8 @@ def _sum_up(output: Output, report: WhyReport, doctor: str) -> None:
     kernels = f" and {plural(len(report.kernels), 'kernel')}" if report.kernels else ""
     entries = f" ({plural(report.entries, 'entry', 'entries')})" if report.entries else ""
     graphs = plural(len(report.graphs), "graph") + entries
-    output.summary(f"{graphs}{kernels} compiled anew after generation {report.generation} was restored{others}")
+    restored = f"generation {report.generation}" + (f" of {report.seed}" if report.seed else "")
+    output.summary(f"{graphs}{kernels} compiled anew after {restored} was restored{others}")
     if advice := _advice(report, doctor):
         output.say(advice)
 

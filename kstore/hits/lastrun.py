@@ -52,6 +52,11 @@ class LastRun:
         """The generation that was restored; 0 for none."""
         return self.restored.snapshot.ref.generation if self.restored.snapshot else 0
 
+    def seed_of(self, key: str) -> str:
+        """The other key that the generation was one of; empty if it was one of `key`."""
+        restored = self.restored.snapshot.ref.scope.key if self.restored.snapshot else key
+        return "" if restored == key else restored
+
 
 def last_run(worker: Worker) -> LastRun | None:
     """The run in the worker's cache root that goes on or has just ended; None if nobody has restored into it.

@@ -33,6 +33,8 @@ class WhyReport:
     key: str
     generation: int
     """The generation that was restored; 0 for none."""
+    seed: str = ""
+    """The other key whose generation that was; empty if it was one of `key`."""
     graphs: tuple[Explanation, ...] = ()
     """One for each graph that was compiled anew."""
     entries: int = 0
@@ -61,6 +63,7 @@ class WhyReport:
         return {
             "key": self.key,
             "generation": self.generation,
+            "seed": self.seed,
             "graphs": graphs,
             "entries": self.entries,
             "kernels": kernels,
@@ -100,6 +103,7 @@ def find_reasons(store: Store, key: str, again: Callable[[str], str]) -> WhyRepo
     return WhyReport(
         key,
         run.generation,
+        seed=run.seed_of(key),
         graphs=tuple(explain(fresh, stored, lost)),
         entries=len(entries),
         others=sum(kind_of(path) not in (*_ENTRIES, Kind.TRITON_KERNEL) for path in run.new),

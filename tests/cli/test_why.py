@@ -49,6 +49,16 @@ def test_a_setting_of_inductor_may_come_from_a_variable_of_another_name(cli: Cli
     assert "(torch._inductor.config, or a variable, mostly TORCHINDUCTOR_…)" in cli("why", "my/v1").out
 
 
+def test_the_key_of_a_seed_is_named(cli: Cli) -> None:
+    """A generation of that number may be there of either key."""
+    run(cli, "one", entry())
+    job = compiling(cli, "two", entry("b"))
+    assert cli.process("exec", "my/v2", "--seed", "my/v1", "--", "sh", "-ec", job).code == 0
+
+    assert "1 graph (1 entry) compiled anew after generation 1 of my/v1 was restored" in cli("why", "my/v2").out
+    assert cli("why", "my/v2", "--json").json["seed"] == "my/v1"
+
+
 def test_a_graph_in_two_entries_is_explained_once_and_counted_as_exec_counts(cli: Cli) -> None:
     autograd = '"$TORCHINDUCTOR_CACHE_DIR/aotautograd/akey"'
     run(cli, "one", entry(default_dtype="a"))
