@@ -110,6 +110,13 @@ def test_a_name_that_was_not_restored() -> None:
     assert explain(tree(A={"num_warps": 4}), {"triton/B/another.json": b"{}"}) == (KernelReason.NOTHING, "", ())
 
 
+def test_metadata_that_is_gone_since_it_was_listed() -> None:
+    fresh, stored = tree(A={"num_warps": 4}), tree(B={"num_warps": 4})
+
+    assert [found.reason for found in explain_kernels(fresh, stored, stored.get)] == [KernelReason.UNREADABLE]
+    assert [found.reason for found in explain_kernels(fresh, stored, fresh.get)] == [KernelReason.NOTHING]
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 9999, b"\xff"])
 def test_garbage_in_place_of_metadata(data: bytes) -> None:
     fresh, stored = tree(A={}), tree(B={})
