@@ -140,6 +140,15 @@ def test_one_more_answer_to_a_graphs_key_is_a_change(two: Two) -> None:
     assert (found.change, found.fields) == (Change.CHANGED, (Field("entries", 1, 2),))
 
 
+@pytest.mark.parametrize("path", ["{side}/fxgraph/ab/fone/entry", "{side}/aotautograd/aone/entry"])
+def test_a_graph_of_the_same_key_below_another_folder_is_rebuilt(two: Two, path: str) -> None:
+    """A serving engine has a folder for each model, and one for each of its ranks below that."""
+    for tree, side in ((two.left, "one"), (two.right, "other")):
+        tree.put(f"vllm/torch_compile_cache/{path.format(side=side)}", side.encode())
+
+    assert two.difference().change is Change.REBUILT
+
+
 def test_other_graphs_are_removed_and_added(two: Two) -> None:
     two.left.graph("fone")
     two.right.graph("ftwo")
