@@ -67,7 +67,6 @@ _EXIT_CODES = {
     "1, 4, 5": "error, damaged store, store that hangs or cache root held for too long, with --require",
 }
 
-
 _NO_PROCESS = {errno.EAGAIN, errno.ENOMEM}
 """Errors of a user or container that may have no more processes. The command can take our own place."""
 
@@ -326,6 +325,7 @@ class _Commits:
     def finish(self, *, store_was_there: bool) -> CommitReport:
         """Commit, or say why not. If the store was there before, and has trouble now, that may be over in a moment."""
         from kstore.cli.sentences import committed, tell_trouble
+        from kstore.flight import leave_all
         from kstore.report import CommitReport, CommitStatus
 
         if self.ready:
@@ -335,9 +335,10 @@ class _Commits:
                 report = self._keep_trying() if store_was_there or self._checkpoints else self._commit()
         except (Exception, KeyboardInterrupt) as error:
             _warn(self._output, "nothing is committed", error)
-            is_late = isinstance(error, WaitTimeout)
-            if not is_late:
+            if not (is_late := isinstance(error, WaitTimeout)):
                 self._release()
+            elif self.is_told_to_end:
+                leave_all()  # The grace period is over: nobody waits for that store once more.
             status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
             return CommitReport(status, self._key, error=_text_of(error))
         tell_trouble(self._output, report)

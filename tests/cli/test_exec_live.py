@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from kstore import flight
 from kstore.cli.sentences import committed
 from kstore.report import CommitReport, CommitStatus
 from kstore.store import Store
@@ -152,6 +153,16 @@ PosixBackend.upload = lambda *what: threading.Event().wait()
 """
 
 
+HANG_FROM_UPLOADING_ON = """
+import threading
+from kstore.backends import PosixBackend
+def hang(*what):
+    PosixBackend.put_if_absent = hang
+    threading.Event().wait()
+PosixBackend.upload = hang
+"""
+
+
 @pytest.mark.parametrize("options", [(), ("--no-live",)], ids=["live", "not live"])
 def test_after_a_signal_the_last_commit_has_the_grace_period(cli: Cli, options: tuple[str, ...]) -> None:
     hanging = cli.folder / "hanging"
@@ -182,6 +193,25 @@ def test_a_signal_during_the_last_commit_leaves_it_the_grace_period(cli: Cli, op
 
     assert process.returncode == 0
     assert "nothing is committed: committing to" in err
+
+
+def test_a_worker_that_others_wait_for_has_no_longer_either(cli: Cli) -> None:
+    """Its lease lapses: a store that hangs is not waited for once more."""
+    hanging = cli.folder / "hanging"
+    hanging.mkdir()
+    (hanging / "sitecustomize.py").write_text(HANG_FROM_UPLOADING_ON)
+    options = ("--wait", "1h", "--grace-period", "1s")
+    program = f"{compiling_in_python('one')}; {WAITING}"
+    process = start(cli, *LATE, *options, program=program, PYTHONPATH=f"{hanging}:{REPOSITORY}")
+    process.send_signal(signal.SIGTERM)
+    told = time.monotonic()
+    process.wait(PATIENCE)
+    seconds = time.monotonic() - told
+    _, err = process.communicate()
+
+    assert "the others wait for what this worker compiles" in err
+    assert "has taken more than 1 s" in err
+    assert seconds < 1 + flight._PATIENCE
 
 
 def test_a_worker_that_only_reads_commits_nothing(cli: Cli) -> None:
