@@ -525,6 +525,19 @@ def test_what_was_left_out_is_looked_at_again_though_its_folder_tells_of_nothing
     until(lambda: files(node) == 2)
 
 
+def test_what_was_left_out_is_looked_at_again_though_nothing_changes(node: Node, start: Start) -> None:
+    """For example, when what a killed compiler has left is old enough to be a leftover."""
+    lock = node.tree.root / node.tree.put("inductor/locks/cone.lock", b"")
+    node.tree.put("inductor/ab/cone.so", shared_object())
+    with open(lock) as held:  # only for reading, so that the watch does not see it closed
+        fcntl.flock(held, fcntl.LOCK_EX)
+        live = start(every=SOON)
+        node.tree.wrapper("one")
+        until(lambda: watching(live) and live._schedule.once_more(0.0) is None)
+        assert files(node) == 1
+    until(lambda: files(node) == 2)
+
+
 def test_where_all_threads_are_one_nothing_is_watched_and_the_job_keeps_its_priority(
     node: Node, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
