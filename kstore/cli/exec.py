@@ -37,7 +37,7 @@ from kstore.cli.options import (
 )
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
 from kstore.cli.termination import terminable
-from kstore.errors import MissError, WaitTimeout
+from kstore.errors import MissError, WaitTimeout, reason_of
 from kstore.redirect import EXEC_KEY
 
 if TYPE_CHECKING:
@@ -396,4 +396,4 @@ def _warn(output: Output, what: str, error: BaseException) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return "it was interrupted" if isinstance(error, KeyboardInterrupt) else reason_of(error)

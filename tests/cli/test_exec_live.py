@@ -178,21 +178,36 @@ def test_after_a_signal_the_last_commit_has_the_grace_period(cli: Cli, options: 
     assert "has taken more than 1 s" in err
 
 
-@pytest.mark.parametrize("options", [LATE, ("--no-live",)], ids=["live", "not live"])
-def test_a_signal_during_the_last_commit_leaves_it_the_grace_period(cli: Cli, options: tuple[str, ...]) -> None:
+def told_during_the_last_commit(cli: Cli, *options: str, number: signal.Signals) -> subprocess.Popen[str]:
+    """A process that gets a signal while its last commit hangs."""
     hanging = cli.folder / "hanging"
     hanging.mkdir()
     (hanging / "sitecustomize.py").write_text(HANG.replace("*what: ", "*what: print('uploading', flush=True) or "))
     program = f"{compiling_in_python('one')}; print('ready', flush=True)"
-    process = start(cli, *options, "--grace-period", "1s", program=program, PYTHONPATH=f"{hanging}:{REPOSITORY}")
+    process = start(cli, *options, program=program, PYTHONPATH=f"{hanging}:{REPOSITORY}")
     assert process.stdout is not None
     assert process.stdout.readline() == "uploading\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.wait(PATIENCE)
+    return process
+
+
+@pytest.mark.parametrize("options", [LATE, ("--no-live",)], ids=["live", "not live"])
+def test_a_signal_during_the_last_commit_leaves_it_the_grace_period(cli: Cli, options: tuple[str, ...]) -> None:
+    process = told_during_the_last_commit(cli, *options, "--grace-period", "1s", number=signal.SIGTERM)
     _, err = process.communicate()
 
     assert process.returncode == 0
     assert "nothing is committed: committing to" in err
+
+
+@pytest.mark.parametrize("options", [LATE, ("--no-live",)], ids=["live", "not live"])
+def test_ctrl_c_during_the_last_commit_gives_it_up(cli: Cli, options: tuple[str, ...]) -> None:
+    process = told_during_the_last_commit(cli, *options, number=signal.SIGINT)
+    _, err = process.communicate()
+
+    assert process.returncode == 0
+    assert "kstore: warning: nothing is committed: it was interrupted\n" in err
 
 
 def test_a_worker_that_others_wait_for_has_no_longer_either(cli: Cli) -> None:
