@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kstore.cli.launcher import Launcher
+
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -35,6 +38,27 @@ def test_a_process_that_has_our_files_open_does_not_hold_up_the_command(launcher
     process = launcher.run(["sh", "-c", "exit 7"], os.environ, ())
 
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+
+
+def test_it_ends_when_whoever_made_it_is_killed() -> None:
+    """Else whoever reads the output of the killed process would wait for ever."""
+    output, its_output = os.pipe()
+    maker = os.fork()
+    if not maker:
+        launcher = Launcher()
+        os.write(its_output, str(launcher._process).encode())
+        signal.pause()
+        os._exit(1)
+    os.close(its_output)
+    process = int(os.read(output, 20))
+    os.kill(maker, signal.SIGKILL)
+    os.waitpid(maker, 0)
+    ended, _, _ = select.select([output], [], [], PATIENCE)
+    if not ended:
+        os.kill(process, signal.SIGKILL)
+    assert ended
+    assert os.read(output, 1) == b""
+    os.close(output)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT])
