@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from functools import partial
-from itertools import accumulate, compress, islice
+from itertools import accumulate, chain, compress, count, islice, repeat
 from operator import eq
 from typing import NamedTuple
 from weakref import WeakSet
@@ -64,6 +64,10 @@ class PackReader:
         self._name = pack_name(pack_id)
         self._size: int | None = None
         self._index = index
+        self._frame_of: dict[bytes, int] = {}
+        """The number of the frame that holds a blob; empty as long as the index is searched instead."""
+        self._firsts: list[int] = []
+        """The number of the first blob in each frame, known along with that."""
         self._tails = tails or Tails()
         self._open = WeakSet[Frames]()
         self._lock = threading.Lock()
@@ -150,8 +154,18 @@ class PackReader:
             if any(chosen):
                 yield Part(frame.size, partial(_load, frames, frame, digests, sizes, chosen))
 
+    def expect_many(self) -> None:
+        """Announce thousands of fetches: the index is then not searched for each, which takes some memory."""
+        counts = [frame.blobs for frame in self.index.frames]
+        self._firsts = [*accumulate(counts, initial=0)]
+        self._frame_of = dict(zip(self.index.digests, chain.from_iterable(map(repeat, count(), counts)), strict=True))
+
     def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, Frame]]:
         """The frames that hold something wanted, each with the number of its first blob."""
+        if self._frame_of:
+            numbers = {self._frame_of[digest] for digest in wanted & self._frame_of.keys()}
+            yield from ((self._firsts[number], self.index.frames[number]) for number in sorted(numbers))
+            return
         first, digests = 0, iter(self.index.digests)
         for frame in self.index.frames:
             some = islice(digests, frame.blobs)

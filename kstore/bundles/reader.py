@@ -60,6 +60,8 @@ class BundleReader:
                 self._check_seal()
                 self._check_contents()
                 self._check_blobs(progress or Progress())
+                if len(self.header.contents) > 1:
+                    self._pack.expect_many()
         except StoreFormatError as error:
             raise StoreFormatError(f"{self.path} cannot be imported: {error}") from error
         except (IntegrityError, MemoryError) as error:

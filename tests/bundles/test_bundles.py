@@ -18,6 +18,7 @@ import pytest
 import zstandard
 
 from kstore.backends.posix import PosixBackend
+from kstore.blobs.column import Digests
 from kstore.blobs.dictionary import NEWEST
 from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import FORMAT, Header
@@ -126,6 +127,25 @@ def test_every_gpu_and_environment_comes_along(source: Node, tmp_path: Path) -> 
     twin.restore()
     assert without_relocated(contents(twin.tree.root)) == without_relocated(contents(other.tree.root))
     assert restored(target) == without_relocated(contents(source.tree.root))
+
+
+def test_the_index_of_a_bundle_is_not_searched_anew_for_each_of_its_scopes(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched, read = [0], Digests.__iter__
+
+    def searching(digests: Digests) -> Iterator[bytes]:
+        searched[-1] += 1
+        return read(digests)
+
+    monkeypatch.setattr(Digests, "__iter__", searching)
+    environments = [f"torch-{number}" for number in range(5)]
+    others = [fill(other_store(tmp_path / "source", name=name, environment=name), name) for name in environments]
+    for count in (1, 5):
+        export(source, tmp_path / f"{count}.kstore", *others[:count])
+        searched.append(0)
+        assert len(bring(other_store(tmp_path / f"target{count}"), tmp_path / f"{count}.kstore").scopes) == count + 1
+    assert searched[1] == searched[2]
 
 
 def test_host_bound_files_of_several_hosts_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
