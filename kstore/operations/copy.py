@@ -85,8 +85,7 @@ def copy_keys(
     report = CopyReport(source.location, target.location)
     with reporting_trouble(source.location, "read"):
         _check_stores(source, target)
-        scopes, unlisted = _scopes(source, keys, gpu, environment)
-    report.unreadable += [f"{folder} is not copied: {error_of(source.storage, folder)}" for folder in unlisted]
+        scopes = _scopes(source, keys, gpu, environment, report)
     for scope in scopes:
         # Only what this scope's packs hold is remembered: memory does not grow with the store.
         source.storage.blobs, target.storage.blobs = (s.storage.blobs_anew() for s in (source, target))
@@ -126,15 +125,22 @@ def _check_stores(source: Store, target: Store) -> None:
 
 
 def _scopes(
-    source: Store, keys: Sequence[str], gpu: str | None, environment: str | None
-) -> tuple[list[Scope], list[Unlisted]]:
+    source: Store, keys: Sequence[str], gpu: str | None, environment: str | None, report: CopyReport
+) -> list[Scope]:
+    """What to copy. The report is told what cannot be listed."""
+    scopes, unlisted = list[Scope](), list[Unlisted]()
     if keys:
-        hidden: list[Unlisted] = []
-        each = dict.fromkeys(map(check_key, keys))
-        named = (scopes_of(source.storage, key, gpu, environment, unlisted=hidden) for key in each)
-        return [scope for found in named for scope in found], hidden
-    every, unlisted = every_scope(source.storage)
-    return [s for s in every if s.is_of(gpu, environment)], [u for u in unlisted if gpu in (None, u.gpu)]
+        for key in dict.fromkeys(map(check_key, keys)):
+            try:
+                scopes += scopes_of(source.storage, key, gpu, environment, unlisted=unlisted)
+            except StoreUnavailable as error:  # All of it is hidden: other keys may not be.
+                report.unreadable.append(f"{key} is not copied: {error}")
+    else:
+        every, hidden = every_scope(source.storage)
+        scopes += (scope for scope in every if scope.is_of(gpu, environment))
+        unlisted += (folder for folder in hidden if gpu in (None, folder.gpu))
+    report.unreadable += [f"{folder} is not copied: {error_of(source.storage, folder)}" for folder in unlisted]
+    return scopes
 
 
 def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, revive: bool) -> None:

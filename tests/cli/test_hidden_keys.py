@@ -71,6 +71,15 @@ def test_what_is_hidden_of_a_key_hides_no_other_of_its_scopes(
     assert what[command] in result.out
 
 
+def test_a_named_key_that_is_hidden_keeps_no_other_from_being_copied(cli: Cli, hidden: str) -> None:
+    result = cli("copy", str(cli.store), str(cli.folder / "other"), "my/v2", "my/v1")
+
+    assert result.code == 1
+    assert f"copied my/v1 ({GPU}," in result.out and "copied my/v2" not in result.out
+    (line,) = result.err.splitlines()
+    assert "my/v2" in line and "is not copied: " in line and "Permission denied" in line and hidden in line
+
+
 def test_a_repair_of_a_key_changes_nothing_if_part_of_it_is_hidden(cli: Cli, hidden: str) -> None:
     result = cli("verify", "--repair", "my/v2")
 
