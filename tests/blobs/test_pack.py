@@ -83,6 +83,24 @@ def test_the_first_and_the_last_of_many_are_found(backend: PosixBackend) -> None
     assert fetch(backend, pack_id, [blobs[0], blobs[-1]]) == {digest_of(data): data for data in (blobs[0], blobs[-1])}
 
 
+def test_whoever_fetches_many_times_gets_the_same_in_the_same_order(backend: PosixBackend) -> None:
+    blobs = [b"%d" % number for number in range(100)]
+    with backend.upload() as upload, PackWriter(upload) as writer:
+        for number, data in enumerate(blobs):
+            writer.add(digest_of(data), data)
+            if number % 3 == 0:
+                writer.close_frame()
+        pack_id = writer.finish()
+        upload.publish(pack_name(pack_id))
+    searching, knowing = PackReader(backend, pack_id), PackReader(backend, pack_id)
+    knowing.expect_many()
+    for chosen in ([], [b"none"], blobs[:1], blobs[-1:], [blobs[99], blobs[30], blobs[4], b"none"], blobs[::-1]):
+        wanted = {digest_of(data): len(data) for data in chosen}
+        found = [bytes(data) for _, data in knowing.fetch(wanted)]
+        assert found == [data for data in blobs if data in chosen]
+        assert found == [bytes(data) for _, data in searching.fetch(wanted)]
+
+
 @pytest.mark.parametrize("fails", range(4))
 def test_a_pack_of_which_anything_could_not_be_written_is_not_finished(fails: int) -> None:
     """Whatever was written after it: three frames and the index."""

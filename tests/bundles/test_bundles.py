@@ -679,6 +679,13 @@ class TestExportAgain:
         assert export(source, tmp_path / "bundle.kstore").resumed == 0
         assert (tmp_path / "bundle.kstore").read_bytes() == whole
 
+    def test_nothing_of_a_longer_partial_file_is_left_at_the_end(
+        self, source: Node, tmp_path: Path, whole: bytes
+    ) -> None:
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:-1] + b"something else")
+        assert export(source, tmp_path / "bundle.kstore").resumed
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
     def test_another_generation_is_begun_anew(self, source: Node, tmp_path: Path, whole: bytes) -> None:
         (tmp_path / "bundle.kstore.partial").write_bytes(whole[:-1])
         source.tree.wrapper("news")
@@ -709,6 +716,23 @@ class TestExportAgain:
                 export(source, tmp_path / "b.kstore")
             file.write(b"mine")
         assert (tmp_path / "b.kstore").read_bytes() == b"mine"
+
+    def test_what_another_has_finished_meanwhile_is_not_written_into(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "b.kstore"
+
+        def finish_first(fd: int, operation: int) -> None:
+            monkeypatch.undo()
+            os.rename(f"{path}.partial", path)
+            path.write_bytes(b"theirs")
+
+        monkeypatch.setattr("fcntl.flock", finish_first)
+        with finished_as(str(path), resumable=True) as file:
+            file.write(b"mine")
+            file.flush()
+            assert path.read_bytes() == b"theirs"
+        assert path.read_bytes() == b"mine"
 
 
 def test_where_the_file_cannot_be_written_the_error_says_so(source: Node, tmp_path: Path) -> None:
