@@ -39,7 +39,7 @@ def command(invocation: Invocation, key: str) -> int:
     freed if gc rewrites the pack. All of a key's GPUs, environments and generations are counted. Every manifest
     is read, even for one KEY.
     """
-    from kstore.published.scopes import missing, scopes_of
+    from kstore.published.scopes import missing_above
     from kstore.scope import check_key
     from kstore.stats.accounts import space_of
     from kstore.storage import reporting_trouble
@@ -51,9 +51,9 @@ def command(invocation: Invocation, key: str) -> int:
         store.storage.open_existing()
         space = space_of(store.storage, lambda scope: scope.key, progress=store.progress)
     if key and key not in space.groups:
-        scopes_of(store.storage, key, None, None)  # It may be hidden, which is another error.
+        error = missing_above(store.storage, key)  # It may be hidden, which is another error.
         if not space.unreadable:  # or that is what cannot be read of it
-            raise missing(store.storage, key)
+            raise error
     rows = {name: held for name, held in space.groups.items() if key in ("", name)}
     for trouble in space.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")

@@ -41,7 +41,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
     workers with the mode `read` do not make; RESTORE and COMMIT are what one takes on average. To find out what is
     stored, every manifest is read.
     """
-    from kstore.published.scopes import missing, scopes_of
+    from kstore.published.scopes import missing_above
     from kstore.scope import check_key
     from kstore.stats.overview import overview
     from kstore.stats.prometheus import as_prometheus
@@ -56,8 +56,7 @@ def command(invocation: Invocation, key: str, prometheus: bool) -> int:
         store.storage.open_existing()
         found = overview(store.storage, key or None, store.progress)
     if key and not found.rows:
-        scopes_of(store.storage, key, None, None)  # It may be hidden, which is another error.
-        raise missing(store.storage, key)
+        raise missing_above(store.storage, key)  # Or it may be hidden, which is another error.
     for trouble in found.unreadable:
         output.warn(f"cannot be read, and is not counted: {trouble}")
     if output.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kstore.errors import MissError, StoreUnavailable
-from kstore.published.layers import has_generations, scopes
+from kstore.published.layers import has_generations, in_charge, scopes
 from kstore.published.refs import Unlisted
 from kstore.scope import Scope, choices
 from kstore.storage import Storage, reporting_trouble
@@ -79,3 +79,21 @@ def error_of(storage: Storage, folder: Unlisted) -> StoreUnavailable:
 def missing(storage: Storage, key: str) -> MissError:
     """The error of a command that finds nothing of `key`."""
     return MissError(f"nothing is published for {key} in {storage.location}; `kstore ls` lists what is")
+
+
+def missing_above(storage: Storage, key: str) -> MissError:
+    """The error of a command that counts the first store alone, and finds nothing of `key` there.
+
+    Raises:
+        MissError: no store below has it either.
+        StoreUnavailable: it may be hidden.
+    """
+    found = scopes_of(storage, key, None, None)
+    with reporting_trouble(storage.location, "read"):
+        holder = in_charge(storage, found[0])
+    if holder is storage:
+        return missing(storage, key)
+    return MissError(
+        f"{storage.location} holds nothing of {key}, which is in {holder.location}; to count it there, name that "
+        "store alone"
+    )

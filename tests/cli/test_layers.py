@@ -107,6 +107,16 @@ def test_export_and_copy_name_the_image_that_they_need(cli: Cli, base: Path) -> 
     assert cli("copy", both, str(cli.folder / "copy")).code == 0
 
 
+@pytest.mark.parametrize("command", ["du", "stats"])
+def test_what_is_counted_is_of_the_first_alone(cli: Cli, base: Path, command: str) -> None:
+    cli.publish("your/v1")
+    result = cli(command, "my/v1")
+    assert (result.code, result.out) == (3, "")
+    assert f"{cli.store} holds nothing of my/v1, which is in {base}" in result.err and "name that store" in result.err
+    assert cli(command, "my/v1", "--store", str(base)).code == 0
+    assert "`kstore ls` lists what is" in cli(command, "their/v1").err
+
+
 def test_gc_is_of_the_first_alone(cli: Cli, base: Path) -> None:
     cli.publish("my/v1", "three")
     before = sorted(base.rglob("*"))
