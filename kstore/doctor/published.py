@@ -220,10 +220,11 @@ def _check_environment(store: Store, scope: Scope, newest: Newest) -> Check:
         found = f"published for {', '.join(tags[:_SHOWN])}; {setting} is {scope.environment}: nothing can hit"
         return bad("environment", found, f"correct {setting}, or unset it; if it is right, compile once in this image")
     theirs = newest.snapshot.manifest.meta.get("environment") if newest.snapshot else None
-    changed = _changes(theirs if isinstance(theirs, Mapping) else {}, store.environment.facts)
+    changed = _changes(theirs, store.environment.facts) if isinstance(theirs, Mapping) else {}
+    there, here = (_told(changed, 0), _told(changed, 1)) if changed else (", ".join(tags[:_SHOWN]), scope.environment)
     return bad(
         "environment",
-        f"compiled with {_told(changed, 0)}; this worker has {_told(changed, 1)}: nothing can hit",
+        f"compiled with {there}; this worker has {here}: nothing can hit",
         "use the image that compiled, or compile once in this one",
     )
 
@@ -242,4 +243,4 @@ def _changes(theirs: Mapping[str, object], ours: Mapping[str, str]) -> dict[str,
 
 def _told(changed: Mapping[str, tuple[str, str]], side: int) -> str:
     told = [f"{_NAMES.get(name, name)} {pair[side][:_LONGEST]}" for name, pair in changed.items()]
-    return ", ".join(told[:_SHOWN]) or "other software"
+    return ", ".join(told[:_SHOWN])

@@ -563,6 +563,21 @@ def test_other_software_is_named_on_both_sides(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_software_that_is_not_known_any_more_is_not_said_to_have_been_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, torch="2.12.1")
+    builder = Node(tmp_path, environment=None)
+    builder.tree.graph()
+    builder.commit()
+    (builder.location / blob_name(builder.newest().manifest)).unlink()
+    environment(monkeypatch)
+
+    assert checks(Node(tmp_path, environment=None).store)["environment"].found == (
+        "compiled with tag-2.12.1-3.7.1; this worker has tag-2.13.0+cu130-3.7.1: nothing can hit"
+    )
+
+
 def test_software_is_compared_with_that_of_a_builder_with_this_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
