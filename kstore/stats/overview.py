@@ -121,6 +121,8 @@ def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope]
     restores = _restores(storage, commits, misses, space.unreadable)
     rows: dict[Shelf, Row] = {}
     for scope, one in commits.items():
+        if not (one.published or restores[scope].restores):
+            continue  # A commit that failed has left an empty folder.
         row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
         row.environments += 1
         row.restores.add(restores[scope])

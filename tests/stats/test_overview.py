@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kstore.environment import Host
-from kstore.published.ref import Effort
+from kstore.published.ref import Effort, folder_of
 from kstore.scope import Scope
 from kstore.stats.overview import Shelf, overview
 from kstore.stats.pages import add
@@ -49,3 +49,11 @@ def test_what_the_commits_of_a_key_took_adds_up(tmp_path: Path) -> None:
     assert (found.published, found.timed, found.most) == (5, 3, 2e6)
     assert found.seconds == pytest.approx(effort.seconds + 3e6)
     assert (found.uploaded, found.last) == (effort.uploaded + 2 * 10**9, first.created)
+
+
+def test_what_a_commit_that_failed_has_left_is_no_key(tmp_path: Path) -> None:
+    storage = commit(tmp_path, KEY, "one").store.storage
+    (tmp_path / "store" / folder_of(Scope(H100, "never/published", ENVIRONMENT))).mkdir(parents=True)
+
+    assert (overview(storage).rows.keys(), overview(storage).whole.environments) == ({Shelf(H100, KEY)}, 1)
+    assert not overview(storage, "never/published").rows
