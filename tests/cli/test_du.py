@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kstore.words import size
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 from tests.faults.reading import unlistable
 
@@ -43,6 +44,24 @@ def test_a_table_for_people(cli: Cli) -> None:
     assert result.out.splitlines()[0].split()[:3] == ["KEY", "GENS", "FILES'"]
     assert "my/v1" in result.out and "my/v2" in result.out
     assert "needed: " in result.out and "in the store: 4 files" in result.out
+
+
+def test_the_key_that_frees_most_comes_first(cli: Cli) -> None:
+    for number, names in enumerate((["one"], ["one", "two", "three"], ["one", "four"])):
+        cli.publish(f"my/v{number}", *names)
+
+    assert [line.split()[0] for line in cli("du").out.splitlines()[1:4]] == ["my/v1", "my/v2", "my/v0"]
+
+
+def test_what_nothing_needs_is_told_and_who_deletes_it(cli: Cli) -> None:
+    cli.publish("my/v1", "one")
+    assert "not needed" not in cli("du").out
+    ref = cli.store / f"refs/{GPU}/my/v1/@{ENVIRONMENT}/1"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+    assert f"not needed: 2 files, {size(bytes_in(cli.store / 'blobs'))}; what cannot be read may" in cli("du").out
+    ref.unlink()
+    assert "; gc deletes them" in cli("du").out
 
 
 def test_one_key_is_told_by_itself(cli: Cli) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kstore.stats.record import finish
+from kstore.words import duration, size
 from tests.cli.commandline import ENVIRONMENT, GPU, Cli
 
 
@@ -61,6 +62,25 @@ def test_json_has_all_of_it(cli: Cli) -> None:
     assert row["commits"]["timed"] == row["commits"]["published"] == 1
     assert row["commits"]["uploaded"] == row["stored"]
     assert content["total"]["hits"] == 1
+
+
+def test_people_see_the_same_figures(cli: Cli) -> None:
+    cli.publish("my/v1", "one", "two")
+    cli.publish("my/v2", "two")
+    restore(cli, "my/v1")
+    total = cli("stats", "--json").json["total"]
+    facts = dict(line.split(maxsplit=1) for line in cli("stats").out.replace("files' size", "files").splitlines()[:11])
+
+    assert (facts["store"], facts["generations"]) == (str(cli.store), "2")
+    assert facts["files"] == "9 B in all of these generations"
+    assert (facts["deduplicated"], facts["manifests"]) == ("-3 B", f"+{size(total['manifests'])}")
+    assert (facts["compressed"], facts["stored"]) == ("0 B", size(total["stored"]))
+    assert total["stored"] == total["artifacts"] + total["manifests"] - 3
+    took = total["restores"]["timings"]["restored"]["seconds"]
+    assert f"restore time  {duration(took)} on average, {duration(took)} to {duration(took)}\n" in cli("stats").out
+    commits = total["commits"]
+    assert f"commit time   {duration(commits['seconds'] / 2)} on average, " in cli("stats").out
+    assert f"{duration(commits['most'])} at most; {size(commits['uploaded'])} uploaded\n" in cli("stats").out
 
 
 def test_a_command_that_is_run_is_counted(cli: Cli) -> None:
