@@ -87,7 +87,7 @@ def _check_names(environ: Mapping[str, str]) -> Iterator[Check]:
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
     for name in KILL_SWITCHES:
         if is_switched_off(name, environ.get(name)):
-            yield bad(name, f"it is {environ[name]}: the cache is not consulted", "unset it")
+            yield bad(name, f"it is {environ[name] or 'empty'}: the cache is not consulted", "unset it")
     if environ.get(_FREEZING) == "1":
         yield warning(_FREEZING, "it is 1: torch caches no graph whose parameters it freezes", "unset it to get hits")
 

@@ -161,5 +161,7 @@ def _word(value: str) -> str:
 
 def is_switched_off(name: str, value: str | None) -> bool:
     """Whether a kill switch is set so that a cache is not asked."""
+    if value is not None and name.startswith("TORCH"):  # To torch 2.13 any other text is true, "false" as well.
+        return (value not in ("0", "")) == (KILL_SWITCHES[name] == "1")
     word = _word(value or "")
     return {"yes": "true", "y": "true", "no": "false", "n": "false"}.get(word, word) == _word(KILL_SWITCHES[name])

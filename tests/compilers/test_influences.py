@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kstore.environment.influences import KILL_SWITCHES, OFF, ON, have_same_keys, influence
+from kstore.environment.influences import KILL_SWITCHES, OFF, ON, have_same_keys, influence, is_switched_off
 from tests.compilers.programs import PATH, TIMEOUT
 
 pytestmark = pytest.mark.compiler
@@ -112,6 +112,21 @@ def test_switches_of_torchs_that_bear_other_names(ask_torch: Ask) -> None:
     other = [{name: "1"} for name in OFF] + [{name: "0"} for name in ON]
 
     assert ask_torch([dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"), *other]) == other
+
+
+@pytest.mark.parametrize("value", ["", "false"])
+def test_what_switches_torchs_caches_off(value: str) -> None:
+    environ = {name: value for name in KILL_SWITCHES if name.startswith("TORCH")}
+    program = "import torch._functorch.config as f, torch._inductor.config as i\n"
+    program += "print(bool(i.force_disable_caches), not i.fx_graph_cache, not f.enable_autograd_cache)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=PATH | environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+        timeout=TIMEOUT,
+    )  # fmt: skip
+    names = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
+
+    assert done.stdout.split() == [str(is_switched_off(name, value)) for name in names]
 
 
 def test_no_variable_that_torchs_configuration_reads_is_left_out(ask_torch: Ask) -> None:

@@ -1033,13 +1033,30 @@ def test_triton_reads_on_and_1_alike(tmp_path: Path) -> None:
         ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1"),
         ("TRITON_ALWAYS_COMPILE", "on"),
         ("TRITON_INTERPRET", "1"),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "false"),
+        ("TORCH_COMPILE_FORCE_DISABLE_CACHES", "off"),
         ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0"),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", ""),
     ],
 )
 def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str, value: str) -> None:
     found = worst(Node(published.location.parent, "builder", environ={name: value}).store)
 
     assert found[name].verdict is Verdict.BAD
+    assert found[name].found == f"it is {value or 'empty'}: the cache is not consulted"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "0"),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", ""),
+        ("TORCHINDUCTOR_AUTOGRAD_CACHE", "false"),
+        ("TRITON_ALWAYS_COMPILE", "no"),
+    ],
+)
+def test_a_cache_that_is_not_switched_off_is_consulted(published: Node, name: str, value: str) -> None:
+    assert worst(Node(published.location.parent, "builder", environ={name: value}).store) == {}
 
 
 def test_a_component_that_the_user_has_placed_elsewhere_is_named(published: Node, tmp_path: Path) -> None:
