@@ -46,10 +46,14 @@ def command(invocation: Invocation, key: str, every: bool, dry_run: bool, yes: b
     them and not committed is lost. A root that kstore is restoring into or committing from is left alone, but
     kstore cannot see whether a program is still using one, so stop it first.
     """
+    from kstore.scope import check_key
+
     if every and key:
         raise click.UsageError(f"--all is for every key: leave it out to clean {key} alone")
     if not (every or key):
         raise click.UsageError("name a KEY, or give --all")
+    if key:
+        check_key(key)
     output = invocation.output
     store = None if every else invocation.store().location
     roots = list(_find(key or None, store))

@@ -203,3 +203,10 @@ def test_it_wants_a_key_or_all(cli: Cli, arguments: list[str], why: str) -> None
 
     assert result.code == 2
     assert why in result.err
+
+
+def test_text_that_is_not_a_key_is_a_usage_error(cli: Cli) -> None:
+    result = cli("clean", "my/")
+
+    assert (result.code, result.out) == (2, "")
+    assert "key 'my/' is not made of parts" in result.err
