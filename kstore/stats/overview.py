@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from kstore.errors import IntegrityError, MissError, StoreFormatError, reason_of
+from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, reason_of
 from kstore.far import ask_each
 from kstore.progress import Progress
 from kstore.published.ref import Ref
@@ -117,12 +117,13 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
     """The same as `overview`, if the bytes of these scopes have been counted already."""
     misses = {s: totals for s, totals in _misses(storage, space.unreadable).items() if key in (None, s.key)}
-    commits = _commits(storage, dict.fromkeys(scopes), misses, space.unreadable)
+    elsewhere = dict.fromkeys((*misses, *_below(storage, key)))
+    commits = _commits(storage, dict.fromkeys(scopes), elsewhere, space.unreadable)
     restores = _restores(storage, commits, misses, space.unreadable)
     rows: dict[Shelf, Row] = {}
     for scope, one in commits.items():
         if not (one.published or restores[scope].restores):
-            continue  # A commit that failed has left an empty folder.
+            continue  # A commit that failed has left an empty folder, or it is below and nobody has restored it.
         row = rows.setdefault(Shelf.of(scope), Row(held=space.groups.get(Shelf.of(scope), Held())))
         row.environments += 1
         row.restores.add(restores[scope])
@@ -143,18 +144,28 @@ def _misses(storage: Storage, unreadable: list[str]) -> dict[Scope, Totals]:
         return {}
 
 
+def _below(storage: Storage, key: str | None) -> Iterator[Scope]:
+    """The scopes of the stores below: a restore of what only an image has is counted in the first store."""
+    for below in storage.below.there:
+        with suppress(KstoreError, OSError):  # As every command does without what cannot be listed there.
+            yield from below.refs.scopes_of(key, lambda _: None)
+
+
 def _commits(
-    storage: Storage, listed: Mapping[Scope, None], misses: Mapping[Scope, Totals], unreadable: list[str]
+    storage: Storage, listed: Mapping[Scope, None], elsewhere: Iterable[Scope], unreadable: list[str]
 ) -> dict[Scope, Commits]:
-    """The commits of all scopes whose refs can be listed; most often it is known already why others cannot be."""
+    """The commits of all scopes whose refs can be listed; most often it is known already why others cannot be.
+
+    What is `elsewhere` was missed, or is in a store below, and need not be in this one.
+    """
     commits: dict[Scope, Commits] = {}
-    every = (*listed, *(scope for scope in misses if scope not in listed))
+    every = (*listed, *(scope for scope in elsewhere if scope not in listed))
     for scope, answer in ask_each(partial(_commits_of, storage), every):
         try:
             commits[scope] = answer()
         except OSError as error:
             trouble = f"{scope}: {reason_of(error)}"
-            # What was only missed may be in a folder that hides many scopes.
+            # What is elsewhere may be in a folder that hides many scopes.
             if (scope in listed or not unreadable) and trouble not in unreadable:
                 unreadable.append(trouble)
     return commits

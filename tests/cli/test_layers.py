@@ -10,6 +10,7 @@ import pytest
 
 from kstore.blobs.loose import blob_name
 from kstore.digest import digest_of
+from kstore.stats.record import finish
 from tests.cli.commandline import Cli, compiling
 from tests.faults.reading import trouble_with
 
@@ -115,6 +116,18 @@ def test_what_is_counted_is_of_the_first_alone(cli: Cli, base: Path, command: st
     assert f"{cli.store} holds nothing of my/v1, which is in {base}" in result.err and "name that store" in result.err
     assert cli(command, "my/v1", "--store", str(base)).code == 0
     assert "`kstore ls` lists what is" in cli(command, "their/v1").err
+
+
+def test_restores_of_what_only_the_image_has_are_counted(cli: Cli, base: Path) -> None:
+    cli.publish("your/v1")
+    assert cli("restore", "my/v1", "--cache-root", str(cli.folder / "warm")).code == 0
+    finish(10)
+    for words in (["stats"], ["stats", "my/v1"]):
+        result = cli(*words)
+        assert (result.code, "1 hit, 0 misses, 0 seeded; 100.0 % hits" in result.out) == (0, True)
+        rows = {line.split()[0]: line.split()[2:5] for line in result.out.splitlines() if line.startswith("my/")}
+        assert rows == {"my/v1": ["1", "0", "0"]}
+    assert "keys          1, of 1 GPU\n" in cli("stats").out
 
 
 def test_gc_is_of_the_first_alone(cli: Cli, base: Path) -> None:
