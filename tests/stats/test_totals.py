@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,22 @@ def test_no_more_than_a_few_reports_are_kept(samples: list[Sample]) -> None:
 
 def test_hits_are_restores_of_the_key_itself() -> None:
     totals = totals_of([sample("restored"), sample("current"), sample("seeded"), sample("miss")])
-    assert (totals.hits, totals.restores, totals.misses) == (2, 4, 1)
+    assert (totals.hits, totals.restores, totals.misses, totals.seeded) == (2, 4, 1, 1)
+
+
+def test_the_last_and_the_slowest_reports_are_those_that_are_kept() -> None:
+    numbers = range(1, 13)
+    totals = totals_of([sample(seconds=float(number * 5 % 13), at=float(number * 7 % 13)) for number in numbers])
+
+    assert [one.at for one in totals.newest] == sorted(numbers, reverse=True)[:NEWEST]
+    assert [one.seconds for one in totals.slowest] == sorted(numbers, reverse=True)[:SLOWEST]
+
+
+def test_files_and_waits_of_restores_add_up() -> None:
+    one = replace(sample(), placed=3, left_out=1, waited=0.5)
+    totals = totals_of([one, replace(one, left_out=4), replace(one, waited=2.0)])
+
+    assert (totals.placed, totals.left_out, totals.waited) == (9, 6, 3.0)
 
 
 def test_restores_that_ended_alike_have_a_shortest_a_longest_and_a_mean() -> None:
