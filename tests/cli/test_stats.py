@@ -43,9 +43,11 @@ def test_a_key_counts_where_something_of_it_is_there(cli: Cli) -> None:
 def test_statistics_of_one_key(cli: Cli) -> None:
     cli.publish("my/v1", "one")
     cli.publish("my/v2", "two")
+    restore(cli, "my/v3")
     result = cli("stats", "my/v1")
 
-    assert "my/v1" in result.out and "my/v2" not in result.out
+    assert "my/v1" in result.out and "my/v2" not in result.out and "my/v3" not in result.out
+    assert "none counted" in result.out
 
 
 def test_json_has_all_of_it(cli: Cli) -> None:
