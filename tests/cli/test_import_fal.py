@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,51 @@ def test_a_zip_that_cannot_be_read_does_not_keep_the_others_out(
 
     assert cli("import", "fal", str(folder)).code == 1
     assert keys(cli) == {"b": 1}
+
+
+def closed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
+    """Make a folder that only another user may list."""
+    scandir, path = os.scandir, folder / name
+    path.mkdir(parents=True)
+
+    def listed(top: str | int = ".") -> Iterator[os.DirEntry[str]]:
+        if top == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", top)
+        return scandir(top)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    return path
+
+
+@pytest.mark.parametrize("name", ["H100", "H100/team", "team"])
+def test_a_folder_that_cannot_be_listed_is_named_and_does_not_keep_the_others_out(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = closed(folder, monkeypatch, name)
+    put(folder, "a.zip")
+    result = cli("import", "fal", str(folder), "--json")
+
+    assert result.code == 1
+    assert f"{path} cannot be listed: Permission denied" in result.err
+    assert [failure["archive"] for failure in result.json["failed"]] == [str(path)]
+    assert keys(cli) == {"a": 1}
+
+
+def test_a_closed_folder_alone_is_not_an_empty_one(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed(folder, monkeypatch, "H100")
+    result = cli("import", "fal", str(folder))
+
+    assert (result.code, "there is no zip" in result.err) == (1, False)
+
+
+def test_what_another_gpu_s_closed_folder_holds_is_not_for_this_worker(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed(folder, monkeypatch, "A100")
+    put(folder, "H100/a.zip")
+    result = cli("import", "fal", str(folder))
+
+    assert (result.code, result.err) == (0, "")
 
 
 def test_what_is_left_behind_is_counted_and_with_v_named(cli: Cli, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,19 +50,20 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
     check_target(store)
     if not folder.is_dir():
         raise KstoreError(f"there is no folder {folder}; check whether it is mounted, or name another")
-    zips, others = find_zips(folder, gpu_folder or old_gpu_type())
+    zips, others, failed = find_zips(folder, gpu_folder or old_gpu_type())
     names = sorted({path.relative_to(folder).parts[0] for path in others})
-    if not zips:
+    if not zips and not failed:
         there = f", only for {', '.join(names)}; --gpu-folder chooses one" if names else ""
         raise MissError(f"there is no zip for this GPU in {folder}{there}")
+    for error in failed.values():
+        output.warn(str(error))
     imported: dict[Path, CommitReport] = {}
-    failed: dict[Path, KstoreError] = {}
     for zip in zips:
         try:
             imported[zip.path] = _import(output, store, zip)
-        except (ArchiveError, FileError) as error:
-            failed[zip.path] = error
-            output.warn(str(error))
+        except (ArchiveError, FileError) as trouble:
+            failed[zip.path] = trouble
+            output.warn(str(trouble))
     if output.json:
         output.document(_describe(store, imported, failed, others))
     elif names:
@@ -68,21 +71,41 @@ def command(invocation: Invocation, folder: Path, gpu_folder: str | None) -> int
     return max((error.exit_code for error in failed.values()), default=0)
 
 
-def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path]]:
-    """The zips of one GPU, those that fal's earlier versions kept without a GPU, and those of other GPUs.
+def find_zips(folder: Path, gpu_folder: str) -> tuple[list[Zip], list[Path], dict[Path, KstoreError]]:
+    """The zips of one GPU and those that fal's earlier versions kept without a GPU, those of other GPUs, and the
+    folders that cannot be listed and may hold more for this one.
 
     A key may begin like the name of a GPU's folder; if it could be either, it is taken for a GPU's.
     """
     own, old, others = [], [], []
-    for path in sorted(filter(Path.is_file, folder.rglob("*.zip"))):  # A key's own folder may end in .zip.
+    unlisted: list[OSError] = []
+    for path in sorted(_files(folder, unlisted)):
         first, *rest = path.relative_to(folder).with_suffix("").parts
         if rest and first == gpu_folder:
             own.append(Zip(path, "/".join(rest)))
-        elif rest and re.fullmatch("[A-Z][A-Za-z0-9]*", first):
+        elif rest and _is_gpu_folder(first):
             others.append(path)
         else:
             old.append(Zip(path, "/".join((first, *rest))))
-    return own + old, others
+    return own + old, others, dict(_may_be_ours(unlisted, folder, gpu_folder))
+
+
+def _may_be_ours(unlisted: list[OSError], folder: Path, gpu_folder: str) -> Iterator[tuple[Path, KstoreError]]:
+    for error in unlisted:
+        path = Path(error.filename)
+        first, *_ = path.relative_to(folder).parts or [gpu_folder]
+        if first == gpu_folder or not _is_gpu_folder(first):
+            yield path, FileError(f"{path} cannot be listed: {error.strerror}; what it holds is not imported")
+
+
+def _files(folder: Path, unlisted: list[OSError]) -> Iterator[Path]:
+    """Whatever is named like a zip and is no folder: a key's own folder may end in .zip."""
+    for top, _, names in os.walk(folder, onerror=unlisted.append):
+        yield from (Path(top, name) for name in names if name.endswith(".zip"))
+
+
+def _is_gpu_folder(name: str) -> bool:
+    return bool(re.fullmatch("[A-Z][A-Za-z0-9]*", name))
 
 
 def _import(output: Output, store: Store, zip: Zip) -> CommitReport:
