@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import os
+import re
 import shutil
 import struct
 import tarfile
@@ -337,6 +338,15 @@ def lying_zip(folder: Path) -> Path:
     return path
 
 
+def boasting_zip(folder: Path) -> Path:
+    """The directory says a megabyte, and 7 bytes come out, with the right checksum."""
+    path = zipped(folder, "ab/c.py")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, 1 << 20)
+    path.write_bytes(data)
+    return path
+
+
 def long_header(folder: Path) -> Path:
     """A name for which tarfile would need a gigabyte of memory; compressed it is small."""
     info = tarfile.TarInfo("././@LongLink")
@@ -516,6 +526,7 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a name twice": lambda folder: zipped(folder, "ab/c.py", "ab/./c.py"),
     "a name too long": lambda folder: zipped(folder, f"ab/{'c' * 300}.py"),
     "a size that is not declared": lying_zip,
+    "a size that it does not have": boasting_zip,
     "a header without end": long_header,
     "a file without end": endless_tar,
     "a name that is none": nameless,
@@ -547,8 +558,9 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 def test_a_hostile_archive_is_refused_and_nothing_is_written(
     node: Node, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    with pytest.raises(ArchiveError):
-        adopt(node.store, KEY, make(tmp_path), built_under=tmp_path)
+    archive = make(tmp_path)
+    with pytest.raises(ArchiveError, match=f"^{re.escape(str(archive))} "):
+        adopt(node.store, KEY, archive, built_under=tmp_path)
 
     assert not (tmp_path / "outside").exists()
     assert not node.location.exists()
