@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -553,6 +554,15 @@ def test_a_damaged_mega_cache_publishes_nothing(fleet: Fleet, how: str) -> None:
         bring_in(fleet.store, data, KEY)
 
     assert not (fleet.folder / "store").exists()
+
+
+def test_a_mega_cache_of_a_torch_that_wrote_it_otherwise_is_not_said_to_be_just_damaged(fleet: Fleet) -> None:
+    """Older versions write no checksum, and the same number of a version."""
+    import torch
+
+    without_checksum = write([Artifact("aot_autograd", "aab", b"entry" * 20)])[4:]
+    with pytest.raises(IntegrityError, match=f"of another version than torch {re.escape(torch.__version__)}"):
+        bring_in(fleet.store, without_checksum, KEY)
 
 
 def test_without_room_for_its_files_a_mega_cache_publishes_nothing(

@@ -42,9 +42,13 @@ def read(data: bytes, source: str = "") -> list[Artifact]:
     try:
         sections = serialiser.to_list(data, deserialize_fn=_read_section)
     except _DAMAGED as error:
+        import torch
+
+        # Older versions write it without a checksum, under the same number of a version.
         raise IntegrityError(
             f"{source and f'{source}: '}{len(data)} bytes are not a mega-cache of "
-            f"torch.compiler.save_cache_artifacts, or are damaged: {error}"
+            f"torch.compiler.save_cache_artifacts, or are damaged, or of another version than torch "
+            f"{torch.__version__}, which is installed here: {error}"
         ) from error
     return [artifact for _, artifacts in sections for artifact in artifacts]
 
