@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pickle
 import re
@@ -698,6 +699,26 @@ def test_a_save_of_what_cannot_be_written_fails_and_says_why(fleet: Fleet, monke
 
     report = save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
     assert (report.status, "the key '../x', which no torch writes" in report.error) == (CommitStatus.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (Artifact("vendor", "a", b"12"), CommitStatus.COMMITTED),
+        (Artifact("aot_autograd", "../x", b"entry"), CommitStatus.FAILED),
+    ],
+)
+def test_a_log_handler_of_the_job_s_that_fails_does_not_fail_a_save(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, host: object, told: Artifact, status: CommitStatus
+) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(logging.getLogger("kstore"), "handlers", [Failing()])
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry"), told])
+
+    assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).status is status
 
 
 def test_a_process_that_has_compiled_nothing_saves_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,19 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     except Exception as error:
         if strict:
             raise
-        log.warning("kstore: the mega-cache of %s was not saved, the job goes on without it: %s", key, error)
-        log.debug("kstore: mega-cache of %s", key, exc_info=True)
+        with suppress(Exception):  # A log handler of the job's may fail.
+            log.warning("kstore: the mega-cache of %s was not saved, the job goes on without it: %s", key, error)
+            log.debug("kstore: mega-cache of %s", key, exc_info=error)
         return CommitReport(CommitStatus.FAILED, key, error=described(error))
     return commit(key, strict=strict, **settings)
 
 
 def _write_recorded(store: Store, key: str) -> None:
     files, unknown = files_of(_recorded())
-    for kind, count in Counter(artifact.kind for artifact in unknown).items():
-        entries = plural(count, "entry", "entries")
-        log.warning("kstore: %s of kind %s left out: where their files belong is not known", entries, kind)
+    with suppress(Exception):
+        for kind, count in Counter(artifact.kind for artifact in unknown).items():
+            entries = plural(count, "entry", "entries")
+            log.warning("kstore: %s of kind %s left out: where their files belong is not known", entries, kind)
     folders = store.worker(key, before_import=False).root.folders
     if COMPONENT not in folders:
         raise UsageError(f"a mega-cache is saved as files of {COMPONENT}, which the setting `components` leaves out")
