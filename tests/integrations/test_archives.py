@@ -588,7 +588,7 @@ def test_a_name_that_is_too_long_is_neither_kept_nor_told(node: Node, tmp_path: 
         return
     with pytest.raises(ArchiveError, match="a name of 1025 characters") as raised:
         adopt(node.store, KEY, tarred(tmp_path, info), built_under=tmp_path)
-    assert "cc" not in str(raised.value)
+    assert "c" * 16 not in str(raised.value)
 
 
 def test_a_file_may_be_longer_than_headers(node: Node, tmp_path: Path) -> None:
