@@ -269,11 +269,14 @@ def scopes(storage: Storage, key: str | None = None, pass_over: PassOver | None 
         return list(storage.refs.scopes_of(key, pass_over))
 
     none: list[Scope] = []
-    found = dict.fromkeys(attempt(storage, look, none))
+    yield from dict.fromkeys((*attempt(storage, look, none), *scopes_below(storage, key)))
+
+
+def scopes_below(storage: Storage, key: str | None = None) -> Iterator[Scope]:
+    """Every scope with a folder in a store below, of one key if given. What cannot be listed is passed over."""
     for below in storage.below.there:
         with _passing_over(below):
-            found |= dict.fromkeys(below.refs.scopes_of(key, partial(_pass_over, below)))
-    yield from found
+            yield from below.refs.scopes_of(key, partial(_pass_over, below))
 
 
 def _pass_over(storage: Storage, folder: Unlisted) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from kstore.errors import IntegrityError, KstoreError, MissError, StoreFormatError, reason_of
+from kstore.errors import IntegrityError, MissError, StoreFormatError, reason_of
 from kstore.far import ask_each
 from kstore.progress import Progress
+from kstore.published.layers import scopes_below
 from kstore.published.ref import Ref
 from kstore.scope import Scope
 from kstore.stats.accounts import readable_scopes, space_of
@@ -117,7 +118,8 @@ def overview(storage: Storage, key: str | None = None, progress: Progress | None
 def overview_with(storage: Storage, space: Space[Shelf], scopes: Iterable[Scope], key: str | None = None) -> Overview:
     """The same as `overview`, if the bytes of these scopes have been counted already."""
     misses = {s: totals for s, totals in _misses(storage, space.unreadable).items() if key in (None, s.key)}
-    elsewhere = dict.fromkeys((*misses, *_below(storage, key)))
+    # A restore of what only an image has is counted in the first store.
+    elsewhere = dict.fromkeys((*misses, *scopes_below(storage, key)))
     commits = _commits(storage, dict.fromkeys(scopes), elsewhere, space.unreadable)
     restores = _restores(storage, commits, misses, space.unreadable)
     rows: dict[Shelf, Row] = {}
@@ -142,13 +144,6 @@ def _misses(storage: Storage, unreadable: list[str]) -> dict[Scope, Totals]:
     except OSError as error:
         unreadable.append(f"the misses: {reason_of(error)}")
         return {}
-
-
-def _below(storage: Storage, key: str | None) -> Iterator[Scope]:
-    """The scopes of the stores below: a restore of what only an image has is counted in the first store."""
-    for below in storage.below.there:
-        with suppress(KstoreError, OSError):  # As every command does without what cannot be listed there.
-            yield from below.refs.scopes_of(key, lambda _: None)
 
 
 def _commits(

@@ -326,25 +326,25 @@ def link_of_zip(folder: Path) -> Path:
     return path
 
 
+def with_number(path: Path, record: bytes, offset: int, number: int) -> Path:
+    """The zip with another number there in a record of its directory."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(record) + offset, number)
+    path.write_bytes(data)
+    return path
+
+
 def lying_zip(folder: Path) -> Path:
     """The directory says 7 bytes, and a megabyte comes out."""
     path = folder / "hostile.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ab/c.py", bytes(1 << 20))
-    data = bytearray(path.read_bytes())
-    entry = data.index(b"PK\x01\x02")
-    struct.pack_into("<I", data, entry + 24, 7)
-    path.write_bytes(data)
-    return path
+    return with_number(path, b"PK\x01\x02", 24, 7)
 
 
 def boasting_zip(folder: Path) -> Path:
     """The directory says a megabyte, and 7 bytes come out, with the right checksum."""
-    path = zipped(folder, "ab/c.py")
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, 1 << 20)
-    path.write_bytes(data)
-    return path
+    return with_number(zipped(folder, "ab/c.py"), b"PK\x01\x02", 24, 1 << 20)
 
 
 def long_header(folder: Path) -> Path:
@@ -398,11 +398,7 @@ def nameless(folder: Path) -> Path:
 
 def no_such_place(folder: Path) -> Path:
     """The archive's directory would be before the archive's beginning."""
-    path = zipped(folder, "ab/c.py")
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, data.index(b"PK\x05\x06") + 16, 1 << 30)
-    path.write_bytes(data)
-    return path
+    return with_number(zipped(folder, "ab/c.py"), b"PK\x05\x06", 16, 1 << 30)
 
 
 def pipe(folder: Path) -> Path:
