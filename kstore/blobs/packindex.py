@@ -17,6 +17,7 @@ from array import array
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import zstandard
@@ -39,6 +40,7 @@ _SKIPPABLE_MAGIC = 0x184D2A5B
 _FOOTER = struct.Struct("<IIIQ32s8s")
 _MAGIC = b"kstore.1"
 _FRAME = struct.Struct("<QQQI")
+_SIZE = struct.Struct("<Q")
 NONCE_SIZE = 16
 
 
@@ -137,7 +139,7 @@ def load_index(footer: Footer, body: bytes) -> PackIndex:
     index = PackIndex(
         frames=[Frame._make(row) for row in _FRAME.iter_unpack(columns[: footer.frames * _FRAME.size])],
         digests=Digests(memoryview(body)[NONCE_SIZE:split]),
-        sizes=array("Q", struct.unpack(f"<{footer.blobs}Q", columns[footer.frames * _FRAME.size :])),
+        sizes=array("Q", chain.from_iterable(_SIZE.iter_unpack(columns[footer.frames * _FRAME.size :]))),
     )
     _check(index)
     return index

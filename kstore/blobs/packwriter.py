@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Protocol, Self
 
 import zstandard
 from blake3 import blake3
 
 from kstore.blobs.dictionary import NEWEST, dictionary
-from kstore.blobs.packindex import FRAME_SIZE, LEVEL, Frame, PackIndex
+from kstore.blobs.packindex import FRAME_SIZE, LEVEL, MAX_SHARED_FRAME, Frame, PackIndex
 from kstore.threads import Pool, submit
 
 _WINDOW_LOG = 22
@@ -56,10 +57,11 @@ class PackWriter:
         self._taken = sum(self._index.sizes)
         self._fine_size = _FINE_SIZE if expected <= _LARGE else 0
         self._level = 0
-        self._frame: list[bytes | memoryview] = []
-        """The blobs of the frame that is being filled."""
-        self._room = FRAME_SIZE
-        """Bytes that it still takes."""
+        # Mapped: no more of it is taken than is used, and all of it is given back.
+        self._frame, self._other = (memoryview(mmap(-1, MAX_SHARED_FRAME)) for _ in range(2))
+        """The frame that is being filled, and the one that is being compressed."""
+        self._count, self._filled = 0, 0
+        """Blobs in the first, and their bytes."""
         self.size = size
         """Bytes written; complete once the pack is finished."""
         self._thread = Pool(1)
@@ -82,23 +84,25 @@ class PackWriter:
         self._index.sizes.append(size)
         if size >= FRAME_SIZE:
             self.close_frame()
-            self._write_aside([data])
+            self._write_aside(data, 1)
             self._wait()  # One large blob at a time in memory.
             return
-        self._frame.append(data)
-        self._room -= size
-        if self._room <= 0:
+        self._frame[self._filled : self._filled + size] = data
+        self._filled += size
+        self._count += 1
+        if self._filled >= FRAME_SIZE:
             self.close_frame()
 
     def close_frame(self) -> None:
         """End the current frame, so that what follows can be read without it."""
-        if self._frame:
-            self._write_aside(self._frame)
-            self._frame, self._room = [], FRAME_SIZE
+        if self._count:
+            self._write_aside(self._frame[: self._filled], self._count)
+            self._frame, self._other = self._other, self._frame
+            self._count, self._filled = 0, 0
 
-    def _write_aside(self, blobs: list[bytes | memoryview]) -> None:
+    def _write_aside(self, blobs: bytes | memoryview, count: int) -> None:
         self._wait()
-        self._writing = submit(self._thread, self._write_frame, blobs)
+        self._writing = submit(self._thread, self._write_frame, blobs, count)
 
     def finish(self, nonce: bytes | None = None) -> str:
         """Write the index and return the pack's id; the upload is then ready to be published."""
@@ -115,17 +119,12 @@ class PackWriter:
         self._choose_level()
         self._compressor.compress(b"")
 
-    def _write_frame(self, blobs: list[bytes | memoryview]) -> None:
-        start, count, size = self.size, len(blobs), sum(map(len, blobs))
+    def _write_frame(self, blobs: bytes | memoryview, count: int) -> None:
+        start = self.size
         self._choose_level()
-        if count == 1:
-            self._compress_in_chunks(blobs[0])
-        else:
-            frame = b"".join(blobs)
-            blobs.clear()  # They are in memory only once while they are compressed.
-            self._write(self._compressor.compress(frame))
-        self._taken += size
-        self._index.frames.append(Frame(start, self.size - start, size, count))
+        self._compress(memoryview(blobs))
+        self._taken += len(blobs)
+        self._index.frames.append(Frame(start, self.size - start, len(blobs), count))
 
     def _choose_level(self) -> None:
         """Take the compressor for the level that is due. There is only one, because each holds megabytes."""
@@ -141,11 +140,10 @@ class PackWriter:
                 compression_params=parameters, dict_data=dictionary(self._using)
             )
 
-    def _compress_in_chunks(self, data: bytes | memoryview) -> None:
-        chunker = self._compressor.chunker(size=len(data), chunk_size=_CHUNK)
-        view = memoryview(data)
-        for start in range(0, len(data), _CHUNK):
-            for chunk in chunker.compress(view[start : start + _CHUNK]):
+    def _compress(self, blobs: memoryview) -> None:
+        chunker = self._compressor.chunker(size=len(blobs), chunk_size=_CHUNK)
+        for start in range(0, len(blobs), _CHUNK):
+            for chunk in chunker.compress(blobs[start : start + _CHUNK]):
                 self._write(chunk)
         for chunk in chunker.finish():  # type: ignore[no-untyped-call]
             self._write(chunk)
