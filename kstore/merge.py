@@ -24,9 +24,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
-from kstore.published.manifest import GROUP, MERGE, SLOT, Files, folders_of, parents_of, unit_of
+from kstore.published.byfolder import ByFolder
+from kstore.published.manifest import (
+    GROUP,
+    MERGE,
+    SLOT,
+    Entry,
+    Files,
+    compacted,
+    copy_of,
+    folders_of,
+    nearest_folders,
+    parents_of,
+    unit_of,
+    unlike,
+    where_flags,
+    with_parents,
+)
+from kstore.published.paths import Paths
 
 MAX_VARIANTS = 8
 _FEW = 16
@@ -42,9 +58,9 @@ NOT_TAKEN = b""
 class Merged:
     """The outcome."""
 
-    files: Files
+    files: ByFolder[Entry]
     """What the next generation holds."""
-    taken: list[str] = field(default_factory=list)
+    taken: Paths = field(default_factory=Paths)
     """Paths whose entry is now ours."""
     to_merge: list[str] = field(default_factory=list)
     """Paths that a merger must join; `files` still has the published entry."""
@@ -58,18 +74,15 @@ class Merged:
 def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: Sequence[Files] = ()) -> Merged:
     """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest."""
     if NOT_TAKEN in declined.values():
-        base = {path: entry for path, entry in base.items() if declined.get(path) != NOT_TAKEN}
+        base = compacted(base).without(path for path, digest in declined.items() if digest == NOT_TAKEN)
     # What theirs has by now, such as after a rollback, got in.
     left = {p: d for p, d in declined.items() if _digest(ours, p) == d != _digest(theirs, p)}
-    merged = Merged(dict(theirs), declined=left)
+    merged = Merged(copy_of(theirs), declined=left)
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
     if base or theirs or merged.declined:
-        changed = [  # What is base's and not theirs is declined by now.
-            path
-            for path, entry in ours.items()
-            if entry.digest != _digest(theirs, path) and entry.digest != merged.declined.get(path)
-        ]
+        # What is base's and not theirs is declined by now.
+        changed = [path for path in unlike(ours, theirs) if ours[path].digest != merged.declined.get(path)]
         if changed:
             _merge_changed(merged, base, theirs, ours, changed, declined)
     else:
@@ -85,10 +98,11 @@ def never_had(published: Files, ours: Files, missed: Container[bytes] = ()) -> d
     and what is in a slot in which ours has nothing. Measurements must be joined then, and the first answer to a slot's
     key is no variant of the published one. It takes its place beside one that a restore could not read (`missed`).
     """
-    lacks = [item for item in published.items() if item[1].flags & (MERGE | SLOT) and item[0] not in ours]
+    some = where_flags(published, lambda flags: flags & (MERGE | SLOT))
+    lacks = [(path, some[path]) for path in some.missing_from(compacted(ours))]
     if not lacks:
         return {}
-    filled = {unit_of(path, entry) for path, entry in ours.items() if entry.flags & SLOT}
+    filled = {unit_of(path, entry) for path, entry in where_flags(ours, lambda flags: flags & SLOT).items()}
     return {
         path: NOT_TAKEN
         for path, entry in lacks
@@ -103,8 +117,8 @@ def still_declined(declined: Declined, base: Files, theirs: Files, ours: Files) 
     declined = {path: digest for path, digest in declined.items() if _digest(ours, path) == digest}
     if not declined:
         return {}
-    every = chain(base.items(), theirs.items())
-    differing = [(path, entry) for path, entry in every if _digest(base, path) != _digest(theirs, path)]
+    sides = (base, theirs), (theirs, base)
+    differing = [(path, one[path]) for one, other in sides for path in unlike(one, other)]
     units, folders = {unit_of(*item) for item in differing}, folders_of(path for path, _ in differing)
     return {
         path: digest
@@ -121,18 +135,16 @@ def count_declined(declined: Declined) -> int:
 def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
     if base is theirs:
         return []
-    return [p for p, e in base.items() if _digest(ours, p) == e.digest and _digest(theirs, p) != e.digest]
+    return [path for path in unlike(base, theirs) if _digest(ours, path) == base[path].digest]
 
 
 def _take_new(merged: Merged, ours: Files) -> None:
     """Where nothing was, nothing is published and nothing was declined, all is new, in a group or not."""
     slots: dict[str, list[str]] = defaultdict(list)
-    for path, entry in ours.items():
-        if entry.flags & SLOT:
-            slots[unit_of(path, entry)].append(path)
-    in_slots = set(chain.from_iterable(slots.values()))
-    merged.files.update(((path, entry) for path, entry in ours.items() if path not in in_slots) if in_slots else ours)
-    merged.taken += merged.files
+    for path, entry in where_flags(ours, lambda flags: flags & SLOT).items():
+        slots[unit_of(path, entry)].append(path)
+    merged.files = where_flags(ours, lambda flags: not flags & SLOT)
+    merged.taken.update(merged.files)
     _merge_slots(merged, {}, {}, ours, slots)
 
 
@@ -163,7 +175,7 @@ def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
     """Published groups that these files of ours are in, though ours has them in none."""
     folders = {folder for path in paths for folder in parents_of(path)}
     tops = tuple(f"{folder}/" for folder in folders if "/" not in folder)
-    grouped = (path for path, entry in theirs.items() if entry.flags & GROUP and path.startswith(tops))
+    grouped = (path for path in where_flags(theirs, lambda flags: flags & GROUP) if path.startswith(tops))
     groups = folders & {unit_of(path, theirs[path]) for path in grouped}
     both = ((path, next((folder for folder in parents_of(path) if folder in groups), "")) for path in paths)
     return {path: group for path, group in both if group}
@@ -215,7 +227,8 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
 
 def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> None:
     """Leave out base's files that nobody else has changed and where ours has a folder, or a file above them."""
-    gone = [p for p, e in base.items() if p not in ours and p in merged.files and _digest(theirs, p) == e.digest]
+    lacks = compacted(base).missing_from(compacted(ours))
+    gone = [path for path in lacks if path in merged.files and _digest(theirs, path) == base[path].digest]
     folders = folders_of(ours) if gone else set()
     for path in gone:
         if path in folders or any(parent in ours for parent in parents_of(path)):
@@ -225,7 +238,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
     """Leave out each taken file that is a folder elsewhere, or is below a file, with its group or slot."""
     every = (merged.files, *beside)
-    folders = folders_of(chain.from_iterable(every))
+    folders = with_parents(set[str]().union(*map(nearest_folders, every)))
     both = {path for files in every for path in folders & files.keys()}
     if not both:
         return
@@ -235,15 +248,15 @@ def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: 
         if path in both or any(parent in both for parent in parents_of(path))
     }
     left_out = {path for path in merged.taken if unit_of(path, ours[path]) in units}
-    merged.taken = [path for path in merged.taken if path not in left_out]
+    merged.taken -= left_out
     merged.declined.update((path, ours[path].digest) for path in left_out)
-    kept = {path: entry for path, entry in merged.files.items() if path not in left_out}
-    merged.files = kept | {path: entry for path, entry in theirs.items() if unit_of(path, entry) in units}
+    merged.files = merged.files.without(left_out)
+    merged.files.put(item for item in theirs.items() if unit_of(*item) in units)
 
 
 def _take(merged: Merged, ours: Files, path: str) -> None:
     merged.files[path] = ours[path]
-    merged.taken.append(path)
+    merged.taken.add(path)
 
 
 def _digest(files: Files, path: str) -> bytes | None:

@@ -25,7 +25,7 @@ from kstore.local.unread import Offer
 from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.progress import Progress
 from kstore.published.layers import base_of
-from kstore.published.manifest import RELOCATE, Entry, Files, Manifest
+from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, compact, nearest_folders
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -113,8 +113,10 @@ class Worker:
 
     def managed_files_of(self, manifest: Manifest) -> Files:
         """The same, of the components that this worker manages."""
-        managed = self.root.folders
-        return {path: entry for path, entry in self.files_of(manifest).items() if path.partition("/")[0] in managed}
+        files, managed = self.files_of(manifest), self.root.folders
+        if managed.keys() >= {folder.partition("/")[0] for folder in nearest_folders(files)}:
+            return files
+        return compact(item for item in files.items() if item[0].partition("/")[0] in managed)
 
     def bound_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that run only on hosts like this one."""

@@ -32,7 +32,7 @@ def has_news(merged: Merged) -> bool:
 def test_what_either_side_added_is_kept() -> None:
     merged = merge({}, {"theirs": A}, {"ours": B}, {})
     assert merged.files == {"theirs": A, "ours": B}
-    assert merged.taken == ["ours"]
+    assert merged.taken == {"ours"}
 
 
 def test_what_ours_lacks_is_kept() -> None:
@@ -51,7 +51,7 @@ def test_what_theirs_took_out_stays_gone() -> None:
 def test_what_theirs_took_out_and_ours_changed_comes_back() -> None:
     merged = merge({"x": A}, {}, {"x": B}, {})
     assert merged.files == {"x": B}
-    assert merged.taken == ["x"]
+    assert merged.taken == {"x"}
 
 
 def test_what_only_ours_changed_is_taken() -> None:
@@ -302,11 +302,11 @@ def test_the_first_answer_to_a_key_that_ours_never_had_is_no_variant_and_those_a
     assert declined == {"i/S/one": NOT_TAKEN}
     ours |= {"i/S/two": variant("two"), "i/T/two": variant("two", 1)}
     merged = merge(base, base, ours, declined)
-    assert merged.taken == ["i/T/two"]
+    assert merged.taken == {"i/T/two"}
     assert merged.declined == {"i/S/two": ours["i/S/two"].digest}
     assert never_had(merged.files, ours) == {}
     after = merge(merged.files, merged.files, ours | {"i/S/three": variant("three")}, merged.declined)
-    assert after.taken == ["i/S/three"]
+    assert after.taken == {"i/S/three"}
 
 
 # ---- Files that are merged by meaning
@@ -474,7 +474,7 @@ def test_merging_changes_none_of_its_arguments(base: Files, theirs: Files, ours:
 def test_where_a_file_is_published_ours_may_have_no_folder() -> None:
     merged = merge({}, {"x/a": A}, {"x/a/b": B, "x/a/c/d": B, "y": C}, {})
     assert merged.files == {"x/a": A, "y": C}
-    assert merged.taken == ["y"]
+    assert merged.taken == {"y"}
     assert merged.declined == {"x/a/b": B.digest, "x/a/c/d": B.digest}
 
 
@@ -502,14 +502,14 @@ def test_a_group_that_cannot_be_replaced_stays() -> None:
     base, ours = kernel("K", "base"), kernel("K", "ours", "ptx/file")
     merged = merge(base, base | {"triton/K/ptx/file/below": A}, ours, {})
     assert merged.files == base | {"triton/K/ptx/file/below": A}
-    assert merged.taken == []
+    assert not merged.taken
 
 
 def test_a_group_stays_where_what_would_replace_it_contradicts_another_host() -> None:
     base, ours = kernel("K", "base", "cubin"), kernel("K", "ours", "ptx")
     merged = merge(base | {"x": A}, base | {"x": A}, ours | {"x": B}, {}, [{"triton/K/ptx/file": A}])
     assert merged.files == base | {"x": B}
-    assert (merged.taken, merged.declined.keys()) == (["x"], ours.keys())
+    assert (merged.taken, merged.declined.keys()) == ({"x"}, ours.keys())
 
 
 def test_what_ours_replaced_by_a_folder_or_a_file_is_taken() -> None:
@@ -541,7 +541,7 @@ TREES = st.dictionaries(NAMES, st.sampled_from([A, B, C]), max_size=5).filter(co
 def test_what_is_published_never_contradicts_itself(base: Files, theirs: Files, ours: Files, other: Files) -> None:
     beside = {path: entry for path, entry in other.items() if consistent(theirs | {path: entry})}
     merged = merge(base, theirs, ours, {}, [beside])
-    assert consistent(merged.files | beside)
+    assert consistent({**merged.files, **beside})
     assert all(path in merged.files or path in merged.declined or _is_base(base, theirs, ours, path) for path in ours)
 
 

@@ -22,7 +22,7 @@ from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.local.relocate import to_local
 from kstore.published.leaning import check_supported, fetch_many
-from kstore.published.manifest import RELOCATE, Entry, Manifest, sizes_of
+from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, sizes_of
 from kstore.published.ref import Ref
 from kstore.report import Count, Written
 from kstore.similarity import by_similarity
@@ -119,7 +119,7 @@ def _check_text(paths: Iterable[str]) -> None:
             raise UsageError(f"the name {path!r} is not UTF-8, which a zip file needs; export a tar archive") from error
 
 
-def _choose(manifest: Manifest, host: str) -> tuple[dict[str, Entry], tuple[str, ...]]:
+def _choose(manifest: Manifest, host: str) -> tuple[Files, tuple[str, ...]]:
     """The files that one host may use, and the paths of all other hosts' host-bound files."""
     found = [name for name in manifest.hosts if host and name.startswith(host)]
     if host and len(found) != 1:

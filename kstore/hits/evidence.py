@@ -130,8 +130,8 @@ class _Evidence:
         return False if is_noted else None
 
 
-def _by_component(files: Files) -> dict[str, Files]:
-    found: dict[str, Files] = defaultdict(dict)
+def _by_component(files: Files) -> dict[str, dict[str, Entry]]:
+    found: dict[str, dict[str, Entry]] = defaultdict(dict)
     for path, entry in files.items():
         found[path.partition("/")[0]][path] = entry
     return found

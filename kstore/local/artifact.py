@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from kstore.calls import Status
@@ -16,15 +15,13 @@ from kstore.local.finished import (
     check_whole_stream,
     check_whole_text,
 )
-from kstore.local.index import Known
+from kstore.local.index import KNOWN_RECORD
 from kstore.local.reading import Content, read_finished
 from kstore.local.relocate import to_stored
-from kstore.published.manifest import HOST, LINK, MERGE, NEVER_IN_PLACE, RELOCATE, Entry
+from kstore.published.manifest import HOST, LINK, MERGE, NEVER_IN_PLACE, RELOCATE
 
 _LOOKED_AT = HOST | MERGE | RELOCATE
 _EXECUTABLE = 0o111
-_MODES = tuple(range(0o1000))
-"""One number in memory for each mode, however many files have it."""
 _OBJECT_FILES = (".so", ".o")
 
 
@@ -74,22 +71,20 @@ def is_plain(kind: Kind, status: Status) -> bool:
     return bool(status.size) and not (status.error or kind.has_lock or kind.is_stream or kind.flags & _LOOKED_AT)
 
 
-def known_of(
+def records_of(
     kinds: Sequence[Kind], stored: Sequence[bytes | None], statuses: Sequence[Status], digests: Sequence[bytes]
-) -> Iterator[Known]:
-    """What is known about one or more artifacts that were read.
+) -> Iterator[bytes]:
+    """What is known about one or more artifacts that were read, each as a record of the index.
 
     Given are their kinds, the form in which they are stored (None if that is the file's own), the status of their
     files, and the digests.
     """
     _, modes, sizes, times, _, inodes = zip(*statuses, strict=True)
-    modes = tuple(_MODES[mode & 0o777] for mode in modes)
+    modes = tuple(mode & 0o777 for mode in modes)
     # The mode belongs to the inode, and a blob's is read-only for all: what is executable is copied.
     flags = (kind.flags & ~LINK if mode & _EXECUTABLE else kind.flags for kind, mode in zip(kinds, modes, strict=True))
-    # Most are stored as the file is: both sizes are then one number in memory.
     both = zip(stored, sizes, strict=True)
-    stored_sizes = (size if data is None or len(data) == size else len(data) for data, size in both)
+    stored_sizes = (size if data is None else len(data) for data, size in both)
     units = (kind.unit for kind in kinds)
-    # Entry._make and Known._make, without a step of the interpreter for each of ten thousand.
-    entries = map(partial(tuple.__new__, Entry), zip(digests, stored_sizes, times, modes, flags, units, strict=True))
-    return map(partial(tuple.__new__, Known), zip(entries, sizes, inodes, strict=True))
+    columns = digests, stored_sizes, times, modes, flags, units, sizes, inodes
+    return map(KNOWN_RECORD.pack, *columns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
@@ -20,12 +21,14 @@ from kstore.blobs.loose import blob_path
 from kstore.blobs.packindex import MAX_SHARED_FRAME
 from kstore.blobs.packreader import Blob
 from kstore.folders import make_folders
+from kstore.local.headstart import Begun
+from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.pathsof import PathsOf
-from kstore.local.placed import Placed
+from kstore.local.placed import Brought
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import LINK, Files
+from kstore.published.manifest import LINK, Files, compact, where_flags
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -83,83 +86,100 @@ class Filler:
         progress: Progress,
     ) -> None:
         """Each of the artifacts `wanted` is built where `staged` says, in one of these folders."""
-        self._wanted = wanted
+        self.left = wanted
+        """What has not been brought."""
+        self.known: dict[str, Known] = {}
+        """What of the rest is changed in place, for the index."""
+        self.modes = Counter[LinkMode]()
+        """How many artifacts came which way."""
         self._staged = staged
         self._writer = writer
         self._folders = folders
         self._pool = pool
         self._progress = progress
-        self.placed = Placed()
-        """What has been brought."""
 
-    @property
-    def lacks_any(self) -> bool:
-        """Whether an artifact has not been brought."""
-        return len(self.placed.paths) < len(self._wanted)
-
-    def take_begun(self, linking: Sequence[Future[Placed]], source: Source, packs: Sequence[str]) -> None:
+    def take_begun(self, begun: Begun, source: Source, packs: Sequence[str]) -> None:
         """Take what is being linked already, and meanwhile copy what is never linked. No other file is brought."""
-        unlinked = {path: entry for path, entry in self._wanted.items() if not entry.flags & LINK}
-        self._copy_while(linking, unlinked, source.blobs, packs)
+        unlinked = where_flags(self.left, lambda flags: not flags & LINK)
+        unseen = [path for path, entry in begun.unseen.items() if entry.flags & LINK]
+        linked = (some.result() for some in begun.linking)
+        self._keep([*self._copy_while(linked, unlinked, source.blobs, packs), *unseen])
 
-    def take(self, among: Files, source: Source, packs: Sequence[str]) -> None:
-        """Bring what is missing of these: link what is loose, and meanwhile copy the rest. Then copy what is left."""
-        came = self.placed.paths
-        wanted = {path: e for path, e in among.items() if path not in came} if came else among
-        if not wanted:
+    def take(self, source: Source, packs: Sequence[str], flag: int = 0) -> None:
+        """Bring what has not been brought: link what is loose, and meanwhile copy the rest. Then copy what is left.
+
+        With a `flag`, only what has that.
+        """
+        among = where_flags(self.left, lambda flags: flags & flag) if flag else self.left
+        if not among:
             return
-        others, linking = self._start_links(wanted, source, packs)
-        self._copy_while(linking, others, source.blobs, packs)
-        if came.issuperset(wanted):
-            return
-        # What cannot be linked, is damaged, or is not where the ref says.
-        left = PathsOf(wanted, came)
-        for blob in _readable(source.blobs.fetch_many(left.sizes(), packs)):
-            self.placed.add(self._write([blob], left))
-            del blob  # or a large one would be held while the next one is read
+        others, linking = self._start_links(among, source, packs)
+        lacking = self._copy_while(linking, others, source.blobs, packs)
+        if lacking:  # What cannot be linked, is damaged, or is not where the ref says.
+            lacking = self._copy_alone(lacking, source.blobs, packs)
+        not_asked = where_flags(self.left, lambda flags: not flags & flag) if flag else ()
+        self._keep([*lacking, *not_asked])
+
+    def _keep(self, lacking: Collection[str]) -> None:
+        self.left = compact((path, self.left[path]) for path in lacking if path in self.left)
+
+    def _note(self, brought: Brought) -> None:
+        self.modes.update(brought.modes)
+        self.known |= brought.known
+        self._progress.done = self.modes.total()
 
     def _copy_while(
-        self, linking: Sequence[Future[Placed]], others: Files, blobs: BlobStore, packs: Sequence[str]
-    ) -> None:
-        """Copy the others, in the order in which the store has them, while some are being linked."""
-        paths = PathsOf(others, self.placed.paths)
+        self, linking: Iterable[Brought], others: Files, blobs: BlobStore, packs: Sequence[str]
+    ) -> list[str]:
+        """Copy the others, in the order in which the store has them, while some are being linked. Returns the paths of
+        what could not be brought.
+        """
+        paths = PathsOf(others)
         parts = blobs.parts(paths.sizes(), packs)
         copying = self._copy_pack(paths, parts) if len(packs) == 1 else self._copy(paths, parts)
-        for part in chain(copying, (part.result() for part in linking)):
-            self.placed.add(part)
-            self._progress.done = len(self.placed.paths)
+        lacking = list[str]()
+        for brought in chain(copying, linking):
+            self._note(brought)
+            lacking += brought.lacking
+        return [*lacking, *paths.left()]
 
-    def _start_links(
-        self, among: Files, source: Source, packs: Sequence[str]
-    ) -> tuple[Files, Sequence[Future[Placed]]]:
+    def _copy_alone(self, lacking: Iterable[str], blobs: BlobStore, packs: Sequence[str]) -> list[str]:
+        """Copy what is somewhere in a store, blob by blob. Returns the paths of what is nowhere."""
+        paths = PathsOf({path: self.left[path] for path in lacking})
+        for blob in _readable(blobs.fetch_many(paths.sizes(), packs)):
+            self._note(self._write([blob], paths))
+            del blob  # or a large one would be held while the next one is read
+        return [*paths.left()]
+
+    def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[Files, Iterable[Brought]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
         packed = source.blobs.digests_in(packs)
         loose = [path for path, e in among.items() if e.flags & LINK and e.digest not in packed]
         folder = source.blobs.loose.folder
         if not loose or folder is None:
             return among, []
-        others = {path: e for path, e in among.items() if not e.flags & LINK or e.digest in packed}
         # The first one finds out which way works.
-        self.placed.add(self._link(source.linker, folder, loose[:1]))
+        first = self._link(source.linker, folder, loose[:1])
         if source.linker.mode is LinkMode.COPY:
             return among, []
+        others = where_flags(among, lambda flags: not flags & LINK)
+        others.put((path, e) for path, e in among.items() if e.flags & LINK and e.digest in packed)
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
-        return others, [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]
+        linking = [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]
+        return others, chain([first], (part.result() for part in linking))
 
-    def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Placed:
+    def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Brought:
         """Link the artifacts whose blobs exist and have not been touched since they were published."""
-        entries = [self._wanted[path] for path in paths]
+        entries = [self.left[path] for path in paths]
         links = [
             Link(blob_path(folder, e.digest), self._staged(path), e) for path, e in zip(paths, entries, strict=True)
         ]
         self._folders.wait(paths)
         modes = linker.link_many(links)
-        placed = Placed({path for path, mode in zip(paths, modes, strict=True) if mode is not LinkMode.COPY})
-        for mode in set(modes) - {LinkMode.COPY}:
-            placed.modes[mode] = modes.count(mode)
-        return placed
+        lacking = [path for path, mode in zip(paths, modes, strict=True) if mode is LinkMode.COPY]
+        return Brought(Counter(mode for mode in modes if mode is not LinkMode.COPY), lacking)
 
-    def _copy_pack(self, paths: PathsOf, parts: Iterator[Part]) -> Iterator[Placed]:
+    def _copy_pack(self, paths: PathsOf, parts: Iterator[Part]) -> Iterator[Brought]:
         """Copy one pack. A model of the usual size is a single part: two threads write that as well."""
         first = [*islice(parts, 2)]
         if len(first) != 1 or first[0].size > MAX_SHARED_FRAME:
@@ -171,16 +191,16 @@ class Filler:
         yield self._write(blobs[half:], paths)
         yield written.result()
 
-    def _copy(self, paths: PathsOf, parts: Iterable[Part]) -> Iterator[Placed]:
-        def write(part: Part) -> Placed:
+    def _copy(self, paths: PathsOf, parts: Iterable[Part]) -> Iterator[Brought]:
+        def write(part: Part) -> Brought:
             return self._write(part.load(), paths)
 
         return _map_parts(self._pool, write, parts)
 
-    def _write(self, blobs: Iterable[Blob], paths: PathsOf) -> Placed:
-        contents = paths.of(blobs)
+    def _write(self, blobs: Iterable[Blob], paths: PathsOf) -> Brought:
+        contents = paths.take(blobs)
         self._folders.wait()
-        return self._writer.write(*contents)
+        return self._writer.write(contents)
 
 
 def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
@@ -191,9 +211,9 @@ def _readable(blobs: Iterator[Blob]) -> Iterator[Blob]:
         log.warning("what is missing cannot be looked for: %s", error)
 
 
-def _map_parts(pool: Pool, function: Callable[[Part], Placed], parts: Iterable[Part]) -> Iterator[Placed]:
+def _map_parts(pool: Pool, function: Callable[[Part], Brought], parts: Iterable[Part]) -> Iterator[Brought]:
     """Like `pool.map`, in any order: a part of many small files takes long. A large blob is in memory by itself."""
-    done, waiting = SimpleQueue[Future[Placed]](), 0
+    done, waiting = SimpleQueue[Future[Brought]](), 0
     for part in parts:
         is_large = part.size > MAX_SHARED_FRAME
         while waiting and (is_large or waiting >= _WAITING):

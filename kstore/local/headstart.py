@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from itertools import compress, islice
-from operator import not_
+from itertools import chain, compress, islice
 from typing import Self
 
 from kstore.blobs import BlobStore
@@ -24,10 +22,11 @@ from kstore.errors import CacheRootError
 from kstore.folders import make_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.link import Link, Linker, LinkMode
-from kstore.local.placed import Placed
+from kstore.local.placed import Brought
 from kstore.local.stages import find_elsewhere
 from kstore.local.state import StateFolder
-from kstore.published.manifest import BELOW, LINK, Seen, unpack_entries, with_parents
+from kstore.published.byfolder import Run
+from kstore.published.manifest import BELOW, LINK, Files, Seen, unpack_entries, with_parents
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import are_shallow, stay_below
@@ -62,8 +61,10 @@ class Begun:
         """Those that are being made, as artifact paths."""
         self.making: list[Future[None]] = []
         """Each is done when some of them exist."""
-        self.linking: list[Future[Placed]] = []
+        self.linking: list[Future[Brought]] = []
         """The results of linking."""
+        self.unseen: Files = {}
+        """What is wanted and was not in the rows that were seen: what is bound to this host."""
         self.stage = self._stack.enter_context(state.staging())
         """The staging folder."""
         self._folder_pool, self._link_pool = self._pool(1), self._pool(2)
@@ -77,38 +78,44 @@ class Begun:
         """Give it up, and free its memory: a snapshot that lives on may still refer to this."""
         self._is_dropped = True
         self._stack.close()
-        self.folders, self.making, self.linking = set(), [], []
+        self.folders, self.making, self.linking, self.unseen = set(), [], [], {}
 
-    def see(self, paths: Sequence[str], records: bytes, nearest: Set[str]) -> None:
+    def see(self, paths: Sequence[str], runs: Sequence[Run]) -> None:
         """Make the folders of these rows of its manifest, and link their blobs."""
+        nearest = {run.folder or "" for run in runs}
         if self._is_dropped or not (stay_below(paths) and are_shallow(nearest)):
             return  # If a path leads elsewhere or far too deep, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
-        self.making.append(submit(self._folder_pool, make_folders, [f"{self.stage}/{path}" for path in sorted(new)]))
+        self.making.append(submit(self._folder_pool, self._make, sorted(new)))
         if self._folder:
             if self._way is None:
-                self._way = submit(self._link_pool, self._find_way, self._folder, records)
+                self._way = submit(self._link_pool, self._find_way, self._folder, runs)
             made = self._way, self.making[-1]
-            self.linking.append(submit(self._link_pool, self._link, self._folder, paths, records, *made))
+            self.linking.append(submit(self._link_pool, self._link, self._folder, runs, *made))
 
-    def _link(
-        self, folder: str, paths: Sequence[str], records: bytes, finding: Future[LinkMode], making: Future[None]
-    ) -> Placed:
+    def _make(self, folders: Sequence[str]) -> None:
+        make_folders([f"{self.stage}/{path}" for path in folders])
+
+    def _link(self, folder: str, runs: Sequence[Run], finding: Future[LinkMode], making: Future[None]) -> Brought:
         """Link what is never changed in place, and not known to be in a store below."""
+        paths = [f"{run.folder}/{name}" for run in runs for name in run.names]  # Many runs wait, but not their paths.
+        records = b"".join(run.records for run in runs)
         making.result()
         way = finding.result()
+        linkable = [entry.flags & LINK for entry in unpack_entries(records)]
         if way is LinkMode.COPY:
-            return Placed()
+            return Brought({}, [*compress(paths, linkable)])
         errors = link_rows(
             paths, records, folder, self.stage, needed=LINK, refused=BELOW, clones=way is LinkMode.REFLINK
         )
-        made = set(compress(paths, map(not_, errors)))
-        return Placed(made, modes=Counter({way: len(made)}))
+        lacking = [path for path, error, may in zip(paths, errors, linkable, strict=True) if error and may]
+        return Brought({way: errors.tolist().count(0)}, lacking)
 
-    def _find_way(self, folder: str, records: bytes) -> LinkMode:
+    def _find_way(self, folder: str, runs: Sequence[Run]) -> LinkMode:
         """Which way works, tried with the first blobs that may be linked; `COPY` if none of these can be."""
-        linkable = (entry for entry in unpack_entries(memoryview(records)) if entry.flags & (LINK | BELOW) == LINK)
+        entries = chain.from_iterable(unpack_entries(run.records) for run in runs)
+        linkable = (entry for entry in entries if entry.flags & (LINK | BELOW) == LINK)
         target = f"{self.stage}/{_PROBE}"
         for entry in islice(linkable, _MOST_TRIED):
             (way,) = self.linker.link_many([Link(blob_path(folder, entry.digest), target, entry)])

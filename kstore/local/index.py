@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise, starmap
-from operator import attrgetter
+from functools import partial
+from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
 
 from kstore.calls import Status
 from kstore.errors import IntegrityError, described
-from kstore.published.manifest import BELOW, ENTRY_SIZE, Entry, pack_entries, unpack_entries
+from kstore.published.byfolder import ByFolder, Form
+from kstore.published.manifest import BELOW, ENTRY_FORMAT, ENTRY_SIZE, Entry
 
-_MAGIC = b"kstore index 3\n"
+_MAGIC = b"kstore index 4\n"
 _COUNTS = struct.Struct("<2Q")
 """How many files and how many folders there are."""
-_STATUS = struct.Struct("<QQ")
+KNOWN_RECORD = struct.Struct(f"{ENTRY_FORMAT}QQ")
+"""That of the entry, and then the file's own size and inode."""
+_ONLY_ENTRY, _ONLY_STATUS = struct.Struct(f"{ENTRY_FORMAT}16x"), struct.Struct(f"<{ENTRY_SIZE}xQQ")
 _FOLDER = struct.Struct("<qqII")
-_ENTRY, _LOOK = attrgetter("entry"), attrgetter("size", "inode")
 _END = "\0"
 _SOME = 4096
 """How many records or names are written at once."""
@@ -49,6 +51,37 @@ class Known(NamedTuple):
         return found.mtime_ns == self.entry.mtime_ns and found.size == self.size and found.inode == self.inode
 
 
+def _pack_known(known: Iterable[Known]) -> Iterator[bytes]:
+    return (KNOWN_RECORD.pack(*entry, size, inode) for entry, size, inode in known)
+
+
+def _unpack_known(records: bytes | bytearray) -> Iterator[Known]:
+    both = zip(_unpack_entries(records), _ONLY_STATUS.iter_unpack(records), strict=True)
+    return (Known(entry, size, inode) for entry, (size, inode) in both)
+
+
+def _pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
+    return (KNOWN_RECORD.pack(*entry, 0, 0) for entry in entries)
+
+
+def _unpack_entries(records: bytes | bytearray) -> Iterator[Entry]:
+    return map(partial(tuple.__new__, Entry), _ONLY_ENTRY.iter_unpack(records))
+
+
+KNOWN = Form(KNOWN_RECORD.size, _pack_known, _unpack_known)
+_ONLY_ENTRIES = Form(KNOWN_RECORD.size, _pack_entries, _unpack_entries)
+
+
+def compact_known(items: Iterable[tuple[str, Known]] = ()) -> ByFolder[Known]:
+    """What is known of files, in little memory: there may be a hundred thousand."""
+    return ByFolder(KNOWN, items)
+
+
+def entries_of(known: ByFolder[Known]) -> ByFolder[Entry]:
+    """The entry of each."""
+    return known.seen_as(_ONLY_ENTRIES)
+
+
 class KnownFolder(NamedTuple):
     """A folder in which files are only ever created or replaced: while its times are unchanged, so are the files."""
 
@@ -69,15 +102,14 @@ class KnownFolder(NamedTuple):
 class Index:
     """Paths are artifact paths, `<component>/…`."""
 
-    files: dict[str, Known] = field(default_factory=dict)
+    files: ByFolder[Known] = field(default_factory=compact_known)
     folders: dict[str, KnownFolder] = field(default_factory=dict)
 
     def dump(self) -> Iterator[bytes]:
-        """Yield the file's bytes in pieces: entries, statuses, folders, and all names. It is only read in full."""
-        files, folders = self.files.values(), self.folders.values()
+        """Yield the file's bytes in pieces: files, folders, and all names. It is only read in full."""
+        files, folders = self.files, self.folders.values()
         yield _MAGIC + _COUNTS.pack(len(files), len(folders))
-        yield from _joined(pack_entries(map(_ENTRY, files)))
-        yield from _joined(starmap(_STATUS.pack, map(_LOOK, files)))
+        yield from _joined(files.records())
         yield from _joined(_FOLDER.pack(f.mtime_ns, f.ctime_ns, len(f.folders), len(f.files)) for f in folders)
         below = ((path, *folder.folders, *folder.files) for path, folder in self.folders.items())
         yield from _encoded(chain(self.files, chain.from_iterable(below)))
@@ -90,11 +122,11 @@ class Index:
             IntegrityError: it is damaged.
         """
         try:
-            entries, statuses, folders, text = _sections(data)
-            names = _names(text)
-            pairs = zip(unpack_entries(entries), _STATUS.iter_unpack(statuses), strict=True)
-            known = [Known(entry, size, inode) for entry, (size, inode) in pairs]
-            files = dict(zip(_take(names, len(known)), known, strict=True))
+            records, folders, text = _sections(data)
+            names, files = _names(text), compact_known()
+            for at in range(0, len(records), _SOME * KNOWN_RECORD.size):
+                some = bytes(records[at : at + _SOME * KNOWN_RECORD.size])
+                files.put_records(_take(names, len(some) // KNOWN_RECORD.size), some)
             index = cls(files, dict(_take_folder(names, *found) for found in _FOLDER.iter_unpack(folders)))
             if next(names, None) is not None:
                 raise ValueError("it has more names than files and folders")
@@ -118,7 +150,7 @@ def settled_before(now_ns: int) -> int:
     return now_ns - _COARSE_TICK_NS
 
 
-def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
+def _joined(records: Iterator[bytes | bytearray]) -> Iterator[bytes]:
     while some := b"".join(islice(records, _SOME)):
         yield some
 
@@ -134,7 +166,7 @@ def _sections(data: bytes) -> list[memoryview]:
     if not data.startswith(_MAGIC) or len(data) < start:
         raise ValueError("it is not an index, or is from another kstore")
     files, folders = _COUNTS.unpack_from(data, len(_MAGIC))
-    columns = files * ENTRY_SIZE, files * _STATUS.size, folders * _FOLDER.size
+    columns = files * KNOWN_RECORD.size, folders * _FOLDER.size
     ends = [*accumulate(columns, initial=start), len(data)]
     if ends[-2] > ends[-1]:
         raise ValueError("it is cut short")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from contextlib import suppress
 
 from kstore.folders import make_folder
 from kstore.lazy import cached_property
+from kstore.local.placed import Placed
 from kstore.published.manifest import Files, group_of, groups_in
 
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
@@ -42,17 +43,17 @@ class Mover:
         self.refused: dict[str, OSError] = {}
         """Paths that cannot be put in their place, and why."""
 
-    def move(self, paths: Collection[str], folders: Collection[str], among: Collection[str]) -> None:
-        """Move `paths`, whose components are all in `among`.
+    def move(self, placed: Placed, folders: Collection[str], among: Set[str]) -> None:
+        """Move what has arrived of the artifacts whose components are `among`.
 
         `folders` are the folders that exist already, as artifact paths.
 
         Raises:
             OSError: the cache root cannot be written.
         """
-        components = {name for name in among if any(path.startswith(f"{name}/") for path in paths)}
+        components = {path.partition("/")[0] for path in placed.paths} if placed.lacking else among
         is_fresh = components.isdisjoint(folders)  # As most roots are: only the components need to be moved.
-        tops = components if is_fresh else {self._top(path, folders) for path in paths}
+        tops = components if is_fresh else {self._top(path, folders) for path in placed.paths}
         for top in tops:
             try:
                 self._move(top, folders)

@@ -3,42 +3,59 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import attrgetter
+from typing import NamedTuple
 
 from kstore.blobs.packreader import Blob
-from kstore.published.manifest import Files
+from kstore.published.manifest import Files, compacted
+from kstore.published.rows import Rows
 
 _DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
 
 
+class Contents(NamedTuple):
+    """Some artifacts, column by column."""
+
+    paths: list[str]
+    records: list[bytes | bytearray]
+    """Their entries."""
+    data: list[memoryview]
+
+
 class PathsOf:
-    """The paths of blobs. Most blobs have only one, which needs no list: there may be a hundred thousand blobs."""
+    """The paths of blobs that are to be written. Most blobs have only one: no list is made for these, nor a path before
+    it is needed, as there may be a hundred thousand.
+    """
 
-    def __init__(self, files: Files, but: Collection[str]) -> None:
-        """Hold the paths of `files`, without those in `but`."""
-        self._files = {path: entry for path, entry in files.items() if path not in but} if but else files
-        self._others: dict[bytes, list[str]] = defaultdict(list)
-        self._first = dict(zip(map(_DIGEST, self._files.values()), self._files, strict=True))
-        if len(self._first) < len(self._files):
-            self._take_others()
+    def __init__(self, files: Files) -> None:
+        files = compacted(files)
+        self._rows = Rows(files)
+        self._others: dict[bytes, list[int]] = defaultdict(list)
+        self._first: dict[bytes, int] = {}
+        for digest, number in zip(map(_DIGEST, files.values()), self._rows.numbers, strict=True):
+            if self._first.setdefault(digest, number) != number:
+                self._others[digest].append(number)
 
-    def _take_others(self) -> None:
-        self._first.clear()
-        for path, entry in self._files.items():
-            if self._first.setdefault(entry.digest, path) is not path:
-                self._others[entry.digest].append(path)
+    def take(self, blobs: Iterable[Blob]) -> Contents:
+        """All artifacts of these blobs. Whoever takes them writes them; nobody gets them a second time."""
+        numbers, data = list[int](), list[memoryview]()
+        for digest, content in blobs:
+            if (number := self._first.pop(digest, None)) is not None:
+                numbers.append(number)
+                data.append(content)
+                for other in self._others.pop(digest, ()) if self._others else ():
+                    numbers.append(other)
+                    data.append(content)
+        return Contents([*map(self._rows.path, numbers)], [*map(self._rows.record, numbers)], data)
 
-    def of(self, blobs: Iterable[Blob]) -> tuple[list[str], list[memoryview]]:
-        """All paths of these blobs, and the content of each."""
-        contents = dict(blobs)
-        paths, each = [*map(self._first.__getitem__, contents)], [*contents.values()]
-        for digest, data in contents.items() if self._others else ():
-            others = self._others.get(digest, ())
-            paths += others
-            each += [data] * len(others)
-        return paths, each
+    def left(self) -> Iterator[str]:
+        """The paths that nobody has taken."""
+        return map(self._rows.path, chain(self._first.values(), *self._others.values()))
 
     def sizes(self) -> dict[bytes, int]:
-        """The sizes of all blobs, in bytes."""
-        return dict(zip(self._first, map(_SIZE, map(self._files.__getitem__, self._first.values())), strict=True))
+        """The sizes of all blobs that nobody has taken, in bytes."""
+        numbers: dict[int, int] = {}  # Equal sizes are one number: there are not many different ones.
+        sizes = map(_SIZE, map(self._rows.value, self._first.values()))
+        return dict(zip(self._first, (numbers.setdefault(size, size) for size in sizes), strict=True))

@@ -25,7 +25,7 @@ from kstore.local.stages import cannot_write, find_elsewhere, open_stages
 from kstore.local.staging import Staging
 from kstore.local.state import StateFolder
 from kstore.progress import Progress
-from kstore.published.manifest import Files, nearest_folders, with_parents
+from kstore.published.manifest import Files, compact, nearest_folders, with_parents
 
 
 class _Plan(NamedTuple):
@@ -121,9 +121,11 @@ class Placer:
             before_move()
             mover = Mover(staging.staged, self._root.local_path, plan.wanted, staging.is_since)
             with self._waiting.visible():
-                mover.move(placed.paths, {*folders, *plan.elsewhere}, _components(plan.needed))
+                mover.move(placed, {*folders, *plan.elsewhere}, _components(plan.needed))
             placed.forget(mover.occupied, mover.refused)
             placed.bare = plan.needed - plan.holding
+        if len(plan.wanted) < len(wanted):
+            placed.wanted, placed.lacking = wanted, placed.lacking | (wanted.keys() - plan.wanted.keys())
         placed.skipped += plan.unusable
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(plan.refused.items()))
         return placed
@@ -138,10 +140,10 @@ class Placer:
         stage = begun.stage if begun else stack.enter_context(self._state.staging())
         stages, unusable = open_stages(self._root, self._state, components, elsewhere, stage, stack)
         if unusable:
-            wanted = {path: entry for path, entry in wanted.items() if path.partition("/")[0] in stages}
+            wanted = compact(item for item in wanted.items() if item[0].partition("/")[0] in stages)
         refused = refused_names(wanted, stages)
         if refused:
-            wanted = {path: entry for path, entry in wanted.items() if path not in refused}
+            wanted = compact(item for item in wanted.items() if item[0] not in refused)
             if begun:
                 begun.drop()
                 begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))

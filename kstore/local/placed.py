@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
 from kstore.local.found import Skipped
 from kstore.local.index import Known, is_settled
 from kstore.local.link import LinkMode
+from kstore.published.manifest import Files
+
+
+class Brought(NamedTuple):
+    """What a thread has brought of some artifacts. Most often that is all of them."""
+
+    modes: Mapping[LinkMode, int]
+    """How many came which way."""
+    lacking: Collection[str] = ()
+    """Those that it could not bring."""
+    known: Mapping[str, Known] = {}
+    """Those that are changed in place, for the index."""
 
 
 @dataclass(slots=True)
 class Placed:
     """What arrived."""
 
-    paths: set[str] = field(default_factory=set)
+    wanted: Files = field(default_factory=dict)
+    """What was to arrive."""
+    lacking: set[str] = field(default_factory=set)
+    """Those of them that did not."""
     known: dict[str, Known] = field(default_factory=dict)
     """The artifacts that are changed in place, for the index."""
     skipped: list[Skipped] = field(default_factory=list)
@@ -33,11 +49,15 @@ class Placed:
     bare: Set[str] = frozenset()
     """Those of them that hold nothing but folders."""
 
-    def add(self, other: Placed) -> None:
-        """Take over what another thread placed."""
-        self.paths |= other.paths
-        self.known |= other.known
-        self.modes += other.modes
+    @property
+    def paths(self) -> Set[str]:
+        """What arrived, by path."""
+        return self.wanted.keys() - self.lacking if self.lacking else self.wanted.keys()
+
+    @property
+    def count(self) -> int:
+        """How many artifacts arrived."""
+        return len(self.wanted) - len(self.lacking)
 
     def settled(self) -> dict[str, Known]:
         """What the index may vouch for: files on which a later change leaves another time than they have."""
@@ -50,10 +70,10 @@ class Placed:
             self.occupied |= self._in(path)
         for path, error in refused.items():
             self.skipped.append(Skipped(path, f"it cannot be put in its place: {error.strerror}"))
-            self.paths -= self._in(path)
+            self.lacking |= self._in(path)
             self.marked_ns = 0
-        self.paths -= self.occupied
-        self.known = {p: file for p, file in self.known.items() if p in self.paths}
+        self.lacking |= self.occupied
+        self.known = {path: file for path, file in self.known.items() if path not in self.lacking}
 
     def _in(self, path: str) -> set[str]:
         """The paths that have arrived of a file or folder."""

@@ -7,7 +7,7 @@ of the blob that a restore made it from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kstore.blobs.loose import bears_stamp
@@ -22,8 +22,8 @@ class Unchanged(NamedTuple):
     """A folder in which nothing has changed."""
 
     folder: KnownFolder
-    known: Callable[[str], Known]
-    """Gives what is known about one of its files."""
+    files: Mapping[str, Known]
+    """What is known of its files, by name."""
     is_placed: bool
     """Whether it is as a restore placed it; otherwise it is as it was scanned."""
 
@@ -41,9 +41,9 @@ class Remembered:
         """A folder with that status; None if it has to be listed."""
         scanned = self._index.folders.get(path)
         if scanned and not status.error and scanned.still_is(status):
-            return Unchanged(scanned, self._index.files.__getitem__, is_placed=False)
+            return Unchanged(scanned, self._index.files.in_folder(path), is_placed=False)
         placed = self._untouched.folder(path, status)
-        return Unchanged(placed, self._untouched.known, is_placed=True) if placed else None
+        return Unchanged(placed, self._untouched.files(path), is_placed=True) if placed else None
 
     @cached_property
     def has_files(self) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from itertools import chain, compress
-from typing import NamedTuple
+from itertools import chain, compress, islice
 
 from kstore.calls import Listing, Status, stat_each
 from kstore.components import Component, Kind, Table
@@ -22,17 +22,18 @@ from kstore.folders import list_folders
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.clocks import clocks_of
 from kstore.local.finished import is_at_work, is_recent
-from kstore.local.found import BEING_WRITTEN, Found, Listed, Place, Scan, Skipped, left_out
-from kstore.local.index import Index, KnownFolder, is_settled
+from kstore.local.found import BEING_WRITTEN, Listed, Part, Place, Scan, Skipped, left_out
+from kstore.local.index import KNOWN, Index, KnownFolder, is_settled
 from kstore.local.remembered import Remembered, Unchanged
 from kstore.local.unread import Offer, Reader, Unread
 from kstore.local.untouched import Untouched
 from kstore.published.manifest import DEEPEST, GROUP, NEVER_IN_PLACE, Files, with_parents
-from kstore.similarity import suffix
 
 _File = tuple[Status, Kind]
 _UNFINISHED, _CHANGED = "it is not finished", "it changed while it was read"
 _NOTHING_PLACED = Untouched()
+_AT_ONCE = 1024
+"""Folders that are looked at in one go."""
 
 
 def scan(
@@ -72,27 +73,6 @@ def _is_there(folder: str) -> bool:
         return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
-class _Part(NamedTuple):
-    """A group, or everything in a component that is in no group."""
-
-    place: Place
-    found: Found
-    first: list[Unread]
-    """What has to be read first: lists of its own files. If a promised file is missing, the rest need not be read."""
-    rest: list[Unread]
-    """The other files that have to be read."""
-
-    @property
-    def has_files(self) -> bool:
-        """Whether it has any files, including those that were left out."""
-        return bool(self.found.known or self.first or self.rest or self.found.skipped)
-
-    @property
-    def paths(self) -> Iterator[str]:
-        """The files that were not left out. The one that completes a group is most often its list: those come first."""
-        return chain((file.path for file in chain(self.first, self.rest)), self.found.known)
-
-
 class _Walk:
     """The scan of one component."""
 
@@ -111,19 +91,21 @@ class _Walk:
         self._found = found
         self._began_ns = found.clocks[component.name]
         self._has_lists = bool(component.rules["lists"])
-        self._ungrouped = _Part(Place(component.name, folder), self._found, [], [])
-        self._groups: list[_Part] = []
+        self._ungrouped = Part(Place(component.name, folder), component)
+        self._groups: list[Part] = []
         """The groups that may be whole."""
-        self._read: set[str] = set()
-        """The folders of those of which something is read. All that the others have was known when they were listed."""
         self._listed: list[Listed] = []
         """The folders that were listed."""
         self._unchanged: list[Listed] = []
         """The folders that were taken from the index or a restore without listing, if files may list their contents."""
-        self._lists: list[tuple[str, Found]] = []
-        """Files that list others."""
+        self._lists: list[tuple[Listed, int]] = []
+        """Files that list others: their folders, and their numbers there."""
         self._names: dict[str, str] = {}
         """Each name once: kernels have the same file names whatever they were compiled for."""
+        self._once: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """The names of each folder's files, once for all that have the same."""
+        self._kinds: dict[tuple[Kind | None, ...], tuple[Kind | None, ...]] = {}
+        """The same of their kinds."""
 
     def look(self) -> None:
         """Look at all folders."""
@@ -131,27 +113,27 @@ class _Walk:
 
     def unread_bytes(self) -> int:
         """The size of everything that may have to be read."""
-        return sum(file.size for part in (self._ungrouped, *self._groups) for file in chain(part.first, part.rest))
+        return sum(sum(folder.sizes) for part in (self._ungrouped, *self._groups) for folder in part.folders)
 
     def take_first(self) -> Iterator[Unread]:
-        """What is read first: the lists that groups have of their own files."""
-        for part in (self._ungrouped, *self._groups):
-            yield from part.first
-            part.first.clear()
+        """What is read first: the lists that groups have of their own files. If a file that one promises is missing,
+        the rest need not be read.
+        """
+        return self._to_read(lists=True)
 
     def take_rest(self) -> Iterator[Unread]:
         """The other files to read, once those lists were read; none of a group that lacks a file its list promises."""
         groups, self._groups = self._groups, []
         for group in groups:
-            found = group.found
-            if (found.skipped or found.promised) and (problem := next(self._problems(group), None)):
-                self._leave_out(group.place, problem)
+            if (group.skipped or group.promised) and (problem := next(self._problems(group), None)):
+                self._leave_out(group, problem)
             else:
                 self._groups.append(group)
-        for part in (self._ungrouped, *self._groups):
-            part.rest.reverse()
-            while part.rest:  # Each is let go of once it is taken: there may be a hundred thousand.
-                yield part.rest.pop()
+        return self._to_read(lists=False)
+
+    def _to_read(self, *, lists: bool) -> Iterator[Unread]:
+        folders = chain.from_iterable(part.folders for part in (self._ungrouped, *self._groups))
+        return (Unread(folder, number) for folder in folders for number in folder.to_read(lists=lists))
 
     def judge(self) -> None:
         """Decide, once everything is read, which folders vouch for their files and which groups and lists are whole."""
@@ -159,15 +141,17 @@ class _Walk:
         self._judge_lists(changed)
         for folder in self._listed:
             self._settle(folder)
+        self._listed.clear()
         changing = with_parents(changed | self._rewritten())
+        self._found.add(self._ungrouped)
         while self._groups:
             self._judge(self._groups.pop(), changing)
 
     def _rewritten(self) -> set[str]:
         """The folders of groups in which a file has changed in place while others of the same group were read."""
-        groups = (group.found.known for group in self._groups if group.place.path in self._read)
-        every = chain.from_iterable(known.items() for known in groups)
-        files = [(path, known) for path, known in every if known.entry.flags not in NEVER_IN_PLACE]
+        folders = chain.from_iterable(group.folders for group in self._groups if group.is_read)
+        every = ((folder, *file) for folder in folders if not folder.is_replaced_only for file in folder.entries())
+        files = [(folder.path(at), known) for folder, at, known in every if known.entry.flags not in NEVER_IN_PLACE]
         top = self._ungrouped.place.top
         found = stat_each([top + path[path.index("/") :] for path, _ in files])
         # Not its inode, which some filesystems make up: if another file has its name, its folder has changed.
@@ -182,42 +166,43 @@ class _Walk:
         beside it, or in a folder beside its own.
         """
         every = changed | _changed(self._unchanged) if self._lists else changed
-        for path, into in self._lists:
-            near = f"{path.rsplit('/', 2)[0]}/"
-            if path in into.known and any(f"{folder}/".startswith(near) for folder in every):
-                del into.known[path]
-                into.skipped.append(Skipped(path, "files were added to its folder meanwhile"))
+        for folder, number in self._lists:
+            near = f"{folder.path(number).rsplit('/', 2)[0]}/"
+            if folder.is_known(number) and any(f"{other}/".startswith(near) for other in every):
+                folder.leave_out(number, "files were added to its folder meanwhile")
 
-    def _take_unchanged(self, place: Place, unchanged: Unchanged, part: _Part) -> None:
+    def _take_unchanged(self, place: Place, unchanged: Unchanged, part: Part) -> None:
         """Take a folder as it was, with what is known about its files."""
-        folder, known, is_placed = unchanged
-        (part.found.untouched if is_placed else part.found.settled_folders)[place.path] = folder
+        known, files, is_placed = unchanged
+        folder = part.add(place, known)
+        folder.vouches, folder.is_placed = not is_placed, is_placed
         self._found.folders.add(place.path)
         if self._has_lists:
-            self._unchanged.append(Listed(place, folder, part.found))
-        for name in folder.files:
-            path = f"{place.path}/{name}"
-            part.found.known[path] = known(path)
-        if folder.folders:
-            self._folders([place.sub(name) for name in folder.folders], part)
+            self._unchanged.append(folder)
+        folder.records, folder.unknown = bytearray().join(KNOWN.pack(map(files.__getitem__, known.files))), 0
+        for at in range(0, len(known.folders), _AT_ONCE):
+            self._folders([place.sub(name) for name in known.folders[at : at + _AT_ONCE]], part)
 
-    def _take_listing(self, place: Place, listing: Listing, part: _Part) -> None:
+    def _take_listing(self, place: Place, listing: Listing, part: Part) -> None:
         """Take a folder as it was listed."""
         status = listing.status
         if not status.error or os.path.isdir(place.local):
             self._found.folders.add(place.path)
         if status.error:
-            part.found.skipped.append(left_out(place.path, status.as_error()))
+            part.skipped.append(left_out(place.path, status.as_error()))
             return
-        part.found.listed = True
-        folders, files = self._entries(place, listing, part.found)
-        listed = Listed(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), tuple(files)), part.found)
+        part.is_changed = True
+        folders, files = self._entries(place, listing, part)
+        names = tuple(files)
+        names = self._once.setdefault(names, names)
+        listed = part.add(place, KnownFolder(status.mtime_ns, status.ctime_ns, tuple(folders), names))
         self._listed.append(listed)
-        self._files(listed, files, part)
-        if folders:
-            self._folders([place.sub(name) for name in folders], part, list(folders.values()))
+        self._files(listed, files)
+        while folders:  # Each status is let go of: there may be ten thousand.
+            some = [(place.sub(name), folders.pop(name)) for name in [*islice(folders, _AT_ONCE)]]
+            self._folders([sub for sub, _ in some], part, [status for _, status in some])
 
-    def _entries(self, place: Place, listing: Listing, into: Found) -> tuple[dict[str, Status], dict[str, _File]]:
+    def _entries(self, place: Place, listing: Listing, into: Part) -> tuple[dict[str, Status], dict[str, _File]]:
         """The subfolders and files that are not ignored."""
         folders, files = dict[str, Status](), dict[str, _File]()
         inside, unit, depth, once = place.inside, place.unit, place.depth, self._names.setdefault
@@ -237,14 +222,14 @@ class _Walk:
             folders.clear()
         return folders, files
 
-    def _ignores_or_waits(self, place: Place, name: str, below: str, into: Found) -> bool:
+    def _ignores_or_waits(self, place: Place, name: str, below: str, into: Part) -> bool:
         """Whether an entry of a folder is ignored. If it shows that its group is being written, the group waits."""
         if place.unit and self._component.is_busy(below) and is_at_work(f"{place.local}/{name}", self._began_ns):
             into.skipped.append(Skipped(f"{place.path}/{name}", BEING_WRITTEN))
             self._found.busy.add(place.path)
         return self._component.ignores(below)
 
-    def _folders(self, places: Sequence[Place], part: _Part, statuses: Sequence[Status] | None = None) -> None:
+    def _folders(self, places: Sequence[Place], part: Part, statuses: Sequence[Status] | None = None) -> None:
         """Look at folders and everything below them; `statuses` are those of the folders, if known."""
         local = [place.local for place in places]
         ours = [path not in self._others for path in local]
@@ -262,86 +247,76 @@ class _Walk:
         unit = place.unit or self._component.unit(place.inside)
         return place if unit == place.unit else Place(place.path, place.top, unit, place.path.count("/"))
 
-    def _enter(self, place: Place, part: _Part, take: Callable[[_Part], None]) -> None:
+    def _enter(self, place: Place, part: Part, take: Callable[[Part], None]) -> None:
         """Take a folder and everything below it; a group becomes a part of its own."""
         if place.unit == GROUP and place.path.count("/") == place.depth:
             self._group(place, take)
         else:
             take(part)
 
-    def _files(self, listed: Listed, files: Mapping[str, _File], part: _Part) -> None:
+    def _files(self, listed: Listed, files: Mapping[str, _File]) -> None:
         """Take what is known about the files of a folder; note the others, which have to be read."""
-        inside, found, component = f"{listed.place.path}/", part.found, self._component
-        known_as = self._remembered.file if files and self._remembered.has_files else _unknown
-        lists = component.lists if self._has_lists else None
-        is_regular, make = stat.S_ISREG, tuple.__new__
-        for name, (status, kind) in files.items():
-            path = inside + name
+        part, has_known = listed.part, bool(files) and self._remembered.has_files
+        lists, kinds, sizes = self._component.lists if self._has_lists else None, [], array("Q")
+        for number, (status, kind) in enumerate(files.values()):
+            is_unread = False
             if status.error:
-                found.skipped.append(left_out(path, status.as_error()))
-            elif known := known_as(path, status):
-                found.known[path] = known
-                found.doubt_if_young(path, self._began_ns)
-            elif is_regular(status.mode):
-                if lists and lists(path.partition("/")[2]):
-                    self._lists.append((path, found))
-                unread = part.first if kind.is_list else part.rest
-                # Unread(…), with fewer steps of the interpreter: there may be ten thousand.
-                unread.append(make(Unread, (suffix(name), status.size, path, kind, component, listed)))
+                part.skipped.append(left_out(listed.path(number), status.as_error()))
+            elif has_known and (known := self._remembered.file(listed.path(number), status)):
+                listed.know(number, next(KNOWN.pack([known])))
+                listed.doubt_if_young(number, known.entry.mtime_ns, known.entry.digest, self._began_ns)
+            elif stat.S_ISREG(status.mode):
+                is_unread = True
+                if lists and lists(listed.path(number).partition("/")[2]):
+                    self._lists.append((listed, number))
             else:
-                found.skipped.append(Skipped(path, "it is not a regular file"))
+                part.skipped.append(Skipped(listed.path(number), "it is not a regular file"))
+            kinds.append(kind if is_unread else None)
+            sizes.append(status.size if is_unread else 0)
+        if any(kinds):
+            listed.kinds, listed.sizes = self._kinds.setdefault(tuple(kinds), tuple(kinds)), sizes
 
     def _settle(self, listed: Listed) -> None:
-        """Remember a folder if its times alone vouch for its files from now on."""
-        place, known, into = listed
-        are_settled = is_settled(known.mtime_ns, self._began_ns) and is_settled(known.ctime_ns, self._began_ns)
-        if are_settled and into.vouches([f"{place.path}/{name}" for name in known.files]):
-            into.settled_folders[place.path] = known
+        """Note whether a folder's times alone vouch for its files from now on."""
+        times = listed.known.mtime_ns, listed.known.ctime_ns
+        if listed.unknown == 0 and not listed.young and all(is_settled(time, self._began_ns) for time in times):
+            listed.vouches = listed.is_replaced_only
 
-    def _group(self, place: Place, take: Callable[[_Part], None]) -> None:
+    def _group(self, place: Place, take: Callable[[Part], None]) -> None:
         """Look at a group, which is taken whole or not at all. An incomplete group need not be read."""
-        group = _Part(place, Found(), [], [])
+        group = Part(place, self._component)
         take(group)
-        if not group.found.listed and not group.found.skipped:
-            self._found.add(group.found)
+        if not group.is_changed and not group.skipped:
+            self._found.add(group)
         elif problem := next(self._problems(group), None):
             if group.has_files:
-                self._leave_out(place, problem)
+                self._leave_out(group, problem)
         else:
             self._groups.append(group)
-            if group.first or group.rest:
-                self._read.add(place.path)
 
-    def _problems(self, group: _Part) -> Iterator[str]:
-        found = group.found
-        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in found.skipped)
-        for path in sorted(set(found.promised).difference(group.paths)) if found.promised else ():
+    def _problems(self, group: Part) -> Iterator[str]:
+        yield from (f"{path.rpartition('/')[2]}: {reason}" for path, reason in group.skipped)
+        for path in sorted(set(group.promised).difference(group.paths)) if group.promised else ():
             yield f"it lists {path}, which does not exist"
         if not any(self._component.completes(path.partition("/")[2]) for path in group.paths):
             yield _UNFINISHED
 
-    def _judge(self, group: _Part, changing: Set[str]) -> None:
+    def _judge(self, group: Part, changing: Set[str]) -> None:
         """`changing` are all folders in which something has changed, and the folders that they are in."""
-        found = group.found
-        # All folders of a group share its fate.
-        found.settled_folders |= found.untouched
-        found.untouched.clear()
-        if found.skipped:
-            self._leave_out(group.place, next(self._problems(group)))
+        if group.skipped:
+            self._leave_out(group, next(self._problems(group)))
         elif group.place.path in changing:  # two writers' files are never mixed
-            self._leave_out(group.place, _CHANGED)
+            self._leave_out(group, _CHANGED)
         else:
-            found.mark_host_bound()
-            self._found.add(found)
+            group.mark_host_bound()
+            self._found.add(group, shares=True)
 
-    def _leave_out(self, place: Place, problem: str) -> None:
+    def _leave_out(self, group: Part, problem: str) -> None:
+        place = group.place
+        group.forget()
         if problem == _CHANGED or (problem == _UNFINISHED and is_recent(place.local, self._began_ns)):
             self._found.busy.add(place.path)
         self._found.skipped.append(Skipped(place.path, problem))
-
-
-def _unknown(path: str, status: Status) -> None:
-    """What is known of a file where nothing is remembered of any."""
 
 
 def _changed(folders: Sequence[Listed]) -> set[str]:

@@ -17,7 +17,7 @@ from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import BELOW, Files, folders_of, groups_in, parents_of, unit_of
+from kstore.published.manifest import BELOW, Files, folders_of, groups_in, parents_of, unit_of, where_flags
 from kstore.threads import Pool
 
 _SECOND = 1_000_000_000
@@ -45,10 +45,7 @@ class Staging:
         self._wanted = wanted
         self._folders = sorted(folders)
         """As artifact paths, each after those above it."""
-        self._staged_folders = [self.staged(folder) for folder in self._folders]
-        """Where they are being built, in the same order."""
-        self._linking: Sequence[Future[Placed]] = begun.linking if begun else ()
-        """What is being linked already."""
+        self._begun = begun
         self._making: Sequence[Future[None]] = begun.making if begun else ()
         """Done when the folders exist that somebody has begun to make."""
         self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
@@ -81,26 +78,25 @@ class Staging:
         with Pool(1) as maker, Pool(THREADS) as pool:
             folders = FoldersBeingMade(self._missing, self.staged, self._making, maker)
             filler = Filler(self._wanted, self.staged, self._writer, folders, pool, progress)
-            below = {path: entry for path, entry in self._wanted.items() if entry.flags & BELOW}
-            for source in others() if below else ():
-                filler.take(below, source, source.blobs.packs_listed())
-            if self._linking and filler.lacks_any:
-                filler.take_begun(self._linking, main, packs)
-            if filler.lacks_any:
-                filler.take(self._wanted, main, packs)
-            for source in others() if filler.lacks_any else ():
-                filler.take(self._wanted, source, source.blobs.packs_listed())
+            for source in others() if where_flags(self._wanted, lambda flags: flags & BELOW) else ():
+                filler.take(source, source.blobs.packs_listed(), BELOW)
+            if self._begun and self._begun.linking and filler.left:
+                filler.take_begun(self._begun, main, packs)
+            if filler.left:
+                filler.take(main, packs)
+            for source in others() if filler.left else ():
+                filler.take(source, source.blobs.packs_listed())
             folders.wait()  # or an exception from a signal handler might stay in it
-            placed = filler.placed
-            if marks and not filler.lacks_any:
-                placed.marked_ns, placed.folders = mark_folders(self._staged_folders, pool), self._folders
+            placed = Placed(self._wanted, {*filler.left}, filler.known, modes=filler.modes)
+            if marks and not placed.lacking:
+                placed.marked_ns, placed.folders = mark_folders(self._folders, self.staged, pool), self._folders
         return placed
 
     def drop_incomplete(self, placed: Placed, lists: Callable[[str], bool], refused: Collection[str]) -> None:
         """Drop every group with a missing file, and every list of files one of which is missing, or was `refused`."""
-        if not refused and placed.paths.issuperset(self._wanted):
+        missing = {*placed.lacking}
+        if not refused and not missing:
             return
-        missing = self._wanted.keys() - placed.paths
         placed.missed = {self._wanted[path].digest for path in missing}
         groups = groups_in((path, self._wanted[path]) for path in missing)
         folders = {parent for path in (*missing, *refused) for parent in parents_of(path)}
@@ -109,14 +105,15 @@ class Staging:
         # vLLM's list is beside what it lists, and one folder beside Inductor's cache, which older versions listed.
         useless = [path for path in placed.paths if path.rsplit("/", 2)[0] in folders and lists(path)]
         placed.skipped += (Skipped(path, "it lists a file that is left out") for path in sorted(useless))
-        for path in [*useless, *(p for p in placed.paths if groups and unit_of(p, self._wanted[p]) in groups)]:
-            placed.paths.discard(path)
+        torn = (path for path in placed.paths if unit_of(path, self._wanted[path]) in groups) if groups else ()
+        for path in dict.fromkeys([*useless, *torn]):
+            placed.lacking.add(path)
             os.unlink(self.staged(path))
         self._drop_empty(placed)
 
     def _drop_empty(self, placed: Placed) -> None:
         needed = {self.staged(folder) for folder in folders_of(placed.paths)}
-        for folder in reversed(self._staged_folders):
+        for folder in map(self.staged, reversed(self._folders)):
             if folder not in needed:
                 with suppress(OSError):
                     os.rmdir(folder)

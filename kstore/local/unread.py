@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from kstore.calls import Status
-from kstore.components import Component, Kind
-from kstore.local.artifact import is_plain, known_of, read_artifact
+from kstore.components import Kind
+from kstore.local.artifact import is_plain, read_artifact, records_of
 from kstore.local.finished import Unfinished
 from kstore.local.found import Listed, Scan, left_out
 from kstore.local.index import settled_before
 from kstore.local.reading import Batch, Content, read_in_batches
+from kstore.similarity import suffix
 
 StoreEach = Callable[[Sequence[tuple[bytes, bytes]]], None]
 """Takes digests with their blobs, in any thread and any order."""
@@ -32,14 +33,47 @@ _Row = tuple["Unread", bytes | None, Status, bytes]
 
 
 class Unread(NamedTuple):
-    """A file that has to be read. The first three fields sort it as `by_similarity` does."""
+    """A file that has to be read."""
 
-    suffix: str
-    size: int
-    path: str
-    kind: Kind
-    component: Component
     folder: Listed
+    number: int
+    """Among the files of that folder."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the rules say about it."""
+        kind = self.folder.kinds[self.number]
+        assert kind  # or it need not be read
+        return kind
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it was listed."""
+        return self.folder.sizes[self.number]
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
+        return self.folder.known.files[self.number]
+
+    @property
+    def path(self) -> str:
+        """Its artifact path."""
+        return self.folder.path(self.number)
+
+    @property
+    def local(self) -> str:
+        """Its local path."""
+        return f"{self.folder.place.local}/{self.name}"
+
+
+_COLUMNS: Sequence[Callable[[Unread], Any]] = (
+    attrgetter("name"),
+    attrgetter("folder.place.path"),
+    attrgetter("size"),
+    lambda file: suffix(file.name),
+)
+"""What files are sorted by, the most important last. Paths are not made for it: they would all be in memory at once."""
 
 
 class Reader:
@@ -66,13 +100,12 @@ class Reader:
         if not files:
             return
         kinds = [file.kind for file in files]
-        for file, known in zip(files, known_of(kinds, stored, statuses, digests), strict=True):
-            file.folder.into.known[file.path] = known
-        young = [
-            f for f, status in zip(files, statuses, strict=True) if not 0 <= status.mtime_ns < self._settled_before_ns
-        ]
-        for file in young:
-            file.folder.into.doubt_if_young(file.path, self._found.clocks[file.component.name])
+        for file, record in zip(files, records_of(kinds, stored, statuses, digests), strict=True):
+            file.folder.know(file.number, record)
+        for file, status, digest in zip(files, statuses, digests, strict=True):
+            if not 0 <= status.mtime_ns < self._settled_before_ns:
+                began_ns = self._found.clocks[file.folder.part.component.name]
+                file.folder.doubt_if_young(file.number, status.mtime_ns, digest, began_ns)
         if self._offer:
             blobs = [(digest, data) for digest, data in zip(digests, stored, strict=True) if data is not None]
             self._store = self._offer(blobs, self._expected)
@@ -88,18 +121,18 @@ class Reader:
 
     def _read_alone(self, file: Unread, data: bytes | None, status: Status, digest: bytes) -> _Row | None:
         """One file in the form in which it is stored; None if it is left out. The arguments are a row of the batch."""
-        relative, (place, known, into) = file.path.partition("/")[2], file.folder
+        relative, folder = file.path.partition("/")[2], file.folder
         content = None if status.error or data is None else Content(data, status, digest)
         try:
-            artifact = read_artifact(file.component, place.top, relative, file.kind, content)
+            artifact = read_artifact(folder.part.component, folder.place.top, relative, file.kind, content)
         except (Unfinished, OSError, MemoryError) as error:
-            into.skipped.append(left_out(file.path, error))
+            folder.part.skipped.append(left_out(file.path, error))
             return None
-        if artifact.promised and (lacking := set(artifact.promised).difference(known.files)):
-            into.promised += (f"{place.path}/{child}" for child in sorted(lacking))
+        if artifact.promised and (lacking := set(artifact.promised).difference(folder.known.files)):
+            folder.part.promised += (f"{folder.place.path}/{child}" for child in sorted(lacking))
         if artifact.is_displaced:
             self._found.displaced.append(file.path)
-            into.unsettled.add(file.path)  # otherwise nobody reads it again if a commit comes first
+            folder.doubt(file.number)  # otherwise nobody reads it again if a commit comes first
         return file, *artifact.content
 
 
@@ -117,14 +150,16 @@ def _give_away(store: StoreEach, batch: Batch[Unread]) -> Batch[Unread]:
 
 
 def _in_order(files: Iterable[Unread]) -> Iterator[tuple[Unread, int]]:
-    """The files with their sizes, by similarity. Each is let go of once it is read: there may be a hundred thousand."""
+    """The files with their sizes, sorted as by `similarity`. Each is let go of once it is read: there may be a hundred
+    thousand.
+    """
     left = [*files]
-    for column in (2, 1, 0):  # one after the other: numbers and text compare faster than tuples of them
-        left.sort(key=itemgetter(column), reverse=True)
+    for column in _COLUMNS:  # one after the other: numbers and text compare faster than tuples of them
+        left.sort(key=column, reverse=True)
     while left:
         file = left.pop()
         yield file, file.size
 
 
 def _local_paths(files: Sequence[Unread]) -> list[str]:
-    return [file.folder.place.top + file.path[file.path.index("/") :] for file in files]
+    return [file.local for file in files]

@@ -18,10 +18,13 @@ from typing import NamedTuple
 from kstore.calls import Status, utime_each
 from kstore.lazy import cached_property
 from kstore.local.index import Known, KnownFolder
-from kstore.published.manifest import BELOW, NEVER_IN_PLACE, Files, parents_of
+from kstore.published.byfolder import ByFolder
+from kstore.published.manifest import BELOW, NEVER_IN_PLACE, Entry, Files, compacted, parents_of, where_flags
 from kstore.threads import submit
 
 _SECOND = 1_000_000_000
+_AT_ONCE = 512
+"""Folders that are marked in one go, by one of two threads."""
 
 
 class Mark(NamedTuple):
@@ -41,14 +44,19 @@ UNMARKED = Mark()
 """No folder is known."""
 
 
-def mark_folders(folders: Sequence[str], pool: Executor) -> int:
-    """Give folders, by their local paths, a modification time that no change leaves; returns it, in nanoseconds.
+def mark_folders(folders: Sequence[str], staged: Callable[[str], str], pool: Executor) -> int:
+    """Give folders, each of which is where `staged` says, a modification time that no change leaves; returns it, in
+    nanoseconds.
 
     A filesystem that refuses or truncates it shows another time: those folders will be read.
     """
     moment = (time.time_ns() // _SECOND - 2) * _SECOND + secrets.randbelow(_SECOND - 1) + 1
-    halves = [folders[::2], folders[1::2]]
-    for marking in [submit(pool, utime_each, half, moment, moment) for half in halves]:
+
+    def mark(some: Sequence[str]) -> None:
+        utime_each([*map(staged, some)], moment, moment)
+
+    some = (folders[at : at + _AT_ONCE] for at in range(0, len(folders), _AT_ONCE))
+    for marking in [submit(pool, mark, each) for each in some]:
         marking.result()
     return moment
 
@@ -71,24 +79,30 @@ class Untouched:
         names = self._names.get(path) if is_placed(self._mark, status) else None
         return KnownFolder(status.mtime_ns, status.ctime_ns, *names) if names else None
 
-    def known(self, path: str) -> Known:
-        """One of the placed files. Its inode was not asked for: it is looked at if something beside it has changed."""
-        entry = self._files()[path]
-        if entry.flags & BELOW:  # which store had its blob says nothing about what a commit finds
-            entry = entry._replace(flags=entry.flags & ~BELOW)
-        return Known(entry, entry.size, 0)
+    def files(self, folder: str) -> dict[str, Known]:
+        """The placed files of a folder, by name. Their inodes were not asked for: a file is looked at if something
+        beside it has changed.
+        """
+        return {name: _known(entry) for name, entry in self._compacted.in_folder(folder).items()}
+
+    @cached_property
+    def _compacted(self) -> ByFolder[Entry]:
+        return compacted(self._files())
 
     @cached_property
     def _names(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
         """The names of subfolders and files in each folder whose files are only ever created or replaced."""
-        files, folders, changing = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set), set[str]()
-        for path, entry in self._files().items():
-            folder, _, name = path.rpartition("/")
-            files[folder].append(name)
-            if entry.flags not in NEVER_IN_PLACE:
-                changing.add(folder)
+        changing = where_flags(self._compacted, lambda flags: flags not in NEVER_IN_PLACE).folders
+        files = {folder: tuple(names) for folder, names, _ in self._compacted.by_folder() if folder is not None}
+        folders = defaultdict[str, set[str]](set)
         for path in files:
             for folder in parents_of(path):
                 folders[folder].add(path[len(folder) + 1 :].partition("/")[0])
         every = (files.keys() | folders.keys()) - changing
-        return {path: (tuple(folders[path]), tuple(files[path])) for path in every}
+        return {path: (tuple(folders.get(path, ())), files.get(path, ())) for path in every}
+
+
+def _known(entry: Entry) -> Known:
+    if entry.flags & BELOW:  # which store had its blob says nothing about what a commit finds
+        entry = entry._replace(flags=entry.flags & ~BELOW)
+    return Known(entry, entry.size, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -15,16 +14,17 @@ from kstore.files import NewFile, write_files, write_rows
 from kstore.local.cacheroot import CacheRoot
 from kstore.local.index import Known
 from kstore.local.link import LinkMode, local_mode
-from kstore.local.placed import Placed
+from kstore.local.pathsof import Contents
+from kstore.local.placed import Brought
 from kstore.local.relocate import to_local
-from kstore.published.manifest import LINK, MTIME, NEVER_IN_PLACE, RELOCATE, Entry, Files, pack_entries
+from kstore.published.manifest import LINK, MTIME, NEVER_IN_PLACE, RELOCATE, Entry, Files, pack_entries, unpack_entries
 
 _COUNT = 512 if IS_COMPILED else 128
 """Files that are written in one go. If the calls are not compiled, all of them are open at once."""
 _SECOND = 1_000_000_000
 
-Content = tuple[str, memoryview]
-"""An artifact's path, and what its blob holds."""
+_Content = tuple[str, Entry, memoryview]
+"""An artifact's path, its entry, and what its blob holds."""
 
 
 class Writer:
@@ -39,40 +39,38 @@ class Writer:
         self._second = (time.time_ns() // _SECOND - 1) * _SECOND
         """The second of all stamps. None is ahead of now, or the next restore would take its file for a compiler's."""
 
-    def write(self, paths: Sequence[str], contents: Sequence[memoryview]) -> Placed:
+    def write(self, contents: Contents) -> Brought:
         """Make these artifacts, none of which exists. Their folders do.
 
         Raises:
             OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
         """
-        left: Sequence[Content] = [*zip(paths, contents, strict=True)]
+        paths, records, data = contents
+        left: Sequence[_Content] = [*zip(paths, unpack_entries(b"".join(records)), data, strict=True)]
         for stage in set(self._stages.values()):
             left = self._write_rows(stage, left)
         for at in range(0, len(left), _COUNT):  # One blob may have any number of paths.
             write_files(self._new_files(left[at : at + _COUNT]))
-        placed = Placed(set(paths), modes=Counter({LinkMode.COPY: len(paths)}))
-        placed.known = self._known([path for path, _ in left])
-        return placed
+        return Brought({LinkMode.COPY: len(paths)}, known=self._known(left))
 
-    def _write_rows(self, stage: str, contents: Sequence[Content]) -> Sequence[Content]:
+    def _write_rows(self, stage: str, contents: Sequence[_Content]) -> Sequence[_Content]:
         """Write what is never changed in place: its blob's bytes. Returns the rest, and what could not be made so."""
-        wanted, stages = self._wanted, self._stages
-        chosen = [wanted[path].flags & LINK and stages[path.partition("/")[0]] == stage for path, _ in contents]
+        stages = self._stages
+        chosen = [entry.flags & LINK and stages[path.partition("/")[0]] == stage for path, entry, _ in contents]
         rows = [*compress(contents, chosen)]
         if not rows:
             return contents
-        paths, data = zip(*rows, strict=True)
-        records = b"".join(pack_entries(map(wanted.__getitem__, paths)))
+        paths, entries, data = zip(*rows, strict=True)
+        records = b"".join(pack_entries(entries))
         done = write_rows(paths, records, data, stage, second_ns=self._second)
         return [*compress(contents, map(not_, chosen)), *rows[done:]]
 
-    def _new_files(self, contents: Sequence[Content]) -> list[NewFile]:
+    def _new_files(self, contents: Sequence[_Content]) -> list[NewFile]:
         """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
-        paths = [path for path, _ in contents]
-        entries = [self._wanted[path] for path in paths]
+        paths, entries, _ = zip(*contents, strict=True)
         written = (
             self._local_form(path.partition("/")[0], data) if entry.flags & RELOCATE else data
-            for (path, data), entry in zip(contents, entries, strict=True)
+            for path, entry, data in contents
         )
         columns = zip(map(self._staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
         return [*map(partial(tuple.__new__, NewFile), columns)]
@@ -92,8 +90,8 @@ class Writer:
             else:
                 yield None if entry.flags & RELOCATE else self._second + stamp
 
-    def _known(self, paths: Sequence[str]) -> dict[str, Known]:
+    def _known(self, contents: Sequence[_Content]) -> dict[str, Known]:
         """The files among these that may be changed in place, for the index."""
-        changing = [path for path in paths if self._wanted[path].flags not in NEVER_IN_PLACE]
-        both = zip(changing, stat_each([self._staged(path) for path in changing]), strict=True)
-        return {path: Known.placed(self._wanted[path], found) for path, found in both if not found.error}
+        changing = [(path, entry) for path, entry, _ in contents if entry.flags not in NEVER_IN_PLACE]
+        both = zip(changing, stat_each([self._staged(path) for path, _ in changing]), strict=True)
+        return {path: Known.placed(entry, found) for (path, entry), found in both if not found.error}

@@ -181,7 +181,7 @@ class _BringIn:
 
     def _meta(self, theirs: Theirs) -> dict[str, Any]:
         """What is kept about who built it: that of the published generation, if it holds anything."""
-        manifest = theirs.manifest if theirs.manifest.entries() else self._incoming.manifest
+        manifest = theirs.manifest if any(theirs.manifest.entries()) else self._incoming.manifest
         return {**manifest.meta, **meta_of(self._scope, theirs.generation)}
 
     def _report(self, theirs: Theirs, news: News) -> Brought:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
-from kstore.published.manifest import HOST, MERGE, Manifest, sizes_of
+from kstore.published.manifest import HOST, MERGE, Manifest, sizes_of, where_flags
 from kstore.published.races import outraced, races
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
@@ -181,15 +182,15 @@ class _Commit:
         return False
 
     def _leave_out_foreign(self) -> None:
-        if any(entry.flags & HOST for entry in self._ours.files.values()) and not self._worker.host.fingerprint:
+        bound = where_flags(self._ours.files, lambda flags: flags & HOST)
+        if bound and not self._worker.host.fingerprint:
             self._ours.leave_out_bound(self._state.foreign)
             return
         foreign = foreign_at_commit(self._worker, self._state, self._found)
         if foreign:
             self._ours.leave_out_foreign(foreign)
         else:
-            bound = (path.partition("/")[0] for path, entry in self._ours.files.items() if entry.flags & HOST)
-            mark_machine(self._worker, bound)
+            mark_machine(self._worker, {path.partition("/")[0] for path in bound})
 
     def _propose(self, theirs: Theirs) -> Proposal:
         proposal = self._merging.propose(theirs, self._ours.files)
@@ -267,8 +268,10 @@ class _Commit:
         """What this commit brings, except what was written while the root was read."""
         ours, written = self._ours.files, self._uploader.written
         again = (path for path, entry in ours.items() if entry.digest in lost)
-        every = {*proposal.taken, *again} if lost else proposal.taken
-        paths = [path for path in every if ours[path].digest not in written]
+        news = {*proposal.taken, *again} if lost else proposal.taken
+        paths: Iterable[str] = news
+        if written:  # Then that is nearly all: what is not is looked for in one pass through ours.
+            paths = (path for path, entry in ours.items() if entry.digest not in written and path in news)
         return Sources(self._worker, ours, paths, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:
@@ -307,5 +310,5 @@ class _Commit:
             layout=self._uploader.layout or "",
             components=count_components(manifest.items()) if manifest else None,
             skipped=(*self._found.skipped, *self._ours.skipped),
-            found=len(self._found.known) + self._found.forgotten,
+            found=len(self._found.known),
         )

@@ -70,7 +70,7 @@ def _merge(news: News, host: str, ours: Files, join: Callable[[News, str, Entry,
     for path in merged.to_merge:
         if joined := join(news, path, merged.files[path], ours[path]):
             merged.files[path] = joined
-            merged.taken.append(path)
+            merged.taken.add(path)
     news.taken += ((path, merged.files[path]) for path in merged.taken)
     news.declined += len(merged.declined)
     return merged.files

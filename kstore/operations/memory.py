@@ -16,7 +16,7 @@ from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.operations.ours import Ours
 from kstore.published.leaning import supports_of
-from kstore.published.manifest import HOST, Manifest
+from kstore.published.manifest import HOST, Manifest, where_flags
 from kstore.published.snapshot import Snapshot
 from kstore.told import warn_once
 from kstore.worker import Worker
@@ -38,7 +38,7 @@ class Memory:
 
     def save_host(self, ours: Ours) -> None:
         """Remember that the root is on another host now, if `ours` was built there, and what is from the one before."""
-        if not self._state.host or not any(entry.flags & HOST for entry in ours.files.values()):
+        if not self._state.host or not where_flags(ours.files, lambda flags: flags & HOST):
             return  # otherwise a commit would wait for the compiler's answer
         host = self._worker.host.fingerprint
         if host != self._state.host:
@@ -48,7 +48,6 @@ class Memory:
         """Remember what was found in the root."""
         with self._writing():
             self._worker.state.save_index(index)
-        self._found.forget()
 
     def save_base(
         self, snapshot: Snapshot, manifest: Manifest, declined: Mapping[str, bytes], ours: Ours, waiting: int

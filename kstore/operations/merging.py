@@ -17,7 +17,7 @@ from kstore.operations.proposal import Proposal, apart
 from kstore.operations.theirs import Theirs
 from kstore.published.layers import remembers
 from kstore.published.leaning import fetch
-from kstore.published.manifest import HOST, Entry, Files, Manifest
+from kstore.published.manifest import HOST, Entry, Files, Manifest, where_flags
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
@@ -46,8 +46,8 @@ class Merging:
             base = self._base.manifest
         else:
             self.declined = self._still_declined(theirs, ours)
-        bound = {path: entry for path, entry in ours.items() if entry.flags & HOST}
-        portable = {path: entry for path, entry in ours.items() if path not in bound} if bound else ours
+        bound = where_flags(ours, lambda flags: flags & HOST)
+        portable = where_flags(ours, lambda flags: not flags & HOST) if bound else ours
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, theirs, base.files, portable)
         if bound:
@@ -79,7 +79,7 @@ class Merging:
         for path in merged.to_merge:
             assert theirs.snapshot  # It has the other version.
             self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
-        proposal.taken += merged.taken
+        proposal.taken.update(merged.taken)
         proposal.declined |= merged.declined
         return merged.files
 
@@ -92,7 +92,7 @@ class Merging:
             local = self._read_scanned(path, ours[path])
         except IntegrityError:
             merged.files[path] = ours[path]
-            merged.taken.append(path)
+            merged.taken.add(path)
             return
         except Unfinished as reason:
             proposal.skipped.append(Skipped(path, str(reason)))
@@ -104,7 +104,7 @@ class Merging:
             entry = ours[path]._replace(digest=digest_of(data), size=len(data))
             proposal.contents[entry.digest] = data
             merged.files[path] = entry
-            merged.taken.append(path)
+            merged.taken.add(path)
 
     def _read_scanned(self, path: str, entry: Entry) -> bytes:
         """What the scan found there. A later version of the file may list files that the scan has not found."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from kstore.local.found import Skipped
-from kstore.published.manifest import HOST, Files, unit_of
+from kstore.published.manifest import HOST, Files, compact, compacted, unit_of, where_flags
 
 HOST_UNKNOWN = "the compiler cannot be asked for which hosts it is"
 
@@ -28,14 +28,14 @@ class Ours:
     def leave_out_bound(self, foreign: Mapping[str, bytes]) -> None:
         """Leave out what is bound to a host, as long as nobody knows which one this is; `foreign` as known before."""
         self.foreign = foreign
-        self._leave_out({path for path, entry in self.files.items() if entry.flags & HOST}, HOST_UNKNOWN)
+        self._leave_out({*where_flags(self.files, lambda flags: flags & HOST)}, HOST_UNKNOWN)
 
     def leave_out_changed(self, digests: set[bytes]) -> None:
         """Leave out files that changed since they were hashed, with their groups."""
         units = {unit_of(path, entry) for path, entry in self.files.items() if entry.digest in digests}
-        self.files = {path: entry for path, entry in self.files.items() if unit_of(path, entry) not in units}
+        self.files = compact(item for item in self.files.items() if unit_of(*item) not in units)
         self.skipped += (Skipped(unit, "it changed while it was uploaded") for unit in sorted(units))
 
     def _leave_out(self, paths: Set[str], why: str) -> None:
-        self.files = {path: entry for path, entry in self.files.items() if path not in paths}
+        self.files = compacted(self.files).without(paths)
         self.skipped += (Skipped(path, why) for path in sorted(paths))

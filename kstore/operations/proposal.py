@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kstore.local.found import Skipped
 from kstore.operations.theirs import Theirs
 from kstore.published.manifest import Files, meta_of
+from kstore.published.paths import Paths
 
 if TYPE_CHECKING:
     from kstore.worker import Worker
@@ -20,7 +21,7 @@ class Proposal:
 
     files: Files
     hosts: dict[str, Files]
-    taken: list[str] = field(default_factory=list)
+    taken: Paths = field(default_factory=Paths)
     """Paths that are news."""
     declined: dict[str, bytes] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)

@@ -8,7 +8,7 @@ alone makes a key grow a few times, and then no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class _Amount(NamedTuple):
     size: int
 
 
-def is_reason(table: Table, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
+def is_reason(table: Table, taken: Collection[str], ours: Files, published: Sequence[Snapshot | None]) -> bool:
     """Whether to publish what was `taken` of ours: some of it waits for nothing, or it is much compared with each of
     `published`. So what waited does not bring back a key that was forgotten.
     """
@@ -49,7 +49,7 @@ def _kind_of(table: Table, path: str) -> _Kind | None:
 
 
 def _is_much(
-    table: Table, kind: _Kind, taken: Sequence[str], ours: Files, published: Sequence[Snapshot | None]
+    table: Table, kind: _Kind, taken: Collection[str], ours: Files, published: Sequence[Snapshot | None]
 ) -> bool:
     new = _amount(table, kind, ((path, ours[path]) for path in taken))
     old = [_amount(table, kind, snapshot.manifest.items()) for snapshot in published if snapshot]

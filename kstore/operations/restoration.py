@@ -67,13 +67,14 @@ class Restoration:
         """Restore; `status` names what was to be done. See `Placer.place` for `before_move`, and what it raises."""
         self._look()
         merged = self._compare()
-        merged.files.clear()  # nothing is published: `files` has what is to be here
         files = self._selected.files
         wanted = choose_wanted(files, self._found, merged)
         self._hindered = hindered(files, self._found, wanted)
         is_fresh, nearest = self._selected.has_all and len(wanted) == len(files), self._nearest(wanted)
         if self._begun and nearest is None:
             self._begun.drop()
+        elif self._begun:
+            self._begun.unseen = self._worker.bound_of(self._snapshot.manifest)
         placer = self._placer(self._begun if nearest is not None else None)
         there = self._found.folders
         since = max(self._found.began, self._worker.state.own_until)
@@ -107,7 +108,7 @@ class Restoration:
         """
         manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
         is_whole = self._selected.has_all and len(wanted) == len(manifest.files) + len(bound)
-        return manifest.nearest | nearest_folders(bound) if is_whole else None
+        return nearest_folders(manifest.files) | nearest_folders(bound) if is_whole else None
 
     def _placer(self, begun: Begun | None) -> Placer:
         worker, storage = self._worker, self._worker.storage
@@ -121,8 +122,8 @@ class Restoration:
         files, away = self._selected.files, self._selected.away
         self._skipped += sorted(set(self._hindered.values()))
         there = {path for path in placed.occupied if os.path.isfile(self._worker.root.local_path(path))}
-        left_out = wanted.keys() - placed.paths - there | self._hindered.keys()
-        modes = placed.modes if placed.paths else Counter()
+        left_out = placed.lacking - there | self._hindered.keys()
+        modes = placed.modes if placed.count else Counter()
         linked = modes[LinkMode.REFLINK] + modes[LinkMode.HARDLINK]
         return restore_report(
             self._worker,
@@ -130,10 +131,10 @@ class Restoration:
             self._ref,
             files=len(files) + len(away),
             bytes=sum(map(attrgetter("size"), chain(files.values(), away.values()))),
-            placed=len(placed.paths),
+            placed=placed.count,
             left_out=len(left_out) + len(away),
             link_mode=next((mode for mode in LinkMode if modes[mode]), None),
-            link_why=placer.link_why or (self._why_copied() if placed.paths and not linked else ""),
+            link_why=placer.link_why or (self._why_copied() if placed.count and not linked else ""),
             used_modes={str(mode): count for mode, count in modes.items()},
             components=count_components(
                 [item for item in files.items() if item[0] not in left_out] if left_out else files.items()
@@ -173,8 +174,10 @@ class Restoration:
         keeps_base = old is not None and old.is_generation_of(self._ref) and not placed.marked_ns
         index = self._found.index_beside_base if keeps_base else self._found.index
         untouched = self._worker.untouched(self._state, old) if keeps_base else UNMARKED
-        if index != self._state.index or placed.paths:
-            saved_ns = self._worker.state.save_index(Index(index.files | placed.settled(), index.folders))
+        if index != self._state.index or placed.count:
+            files = index.files.copy()
+            files.put(placed.settled().items())
+            saved_ns = self._worker.state.save_index(Index(files, index.folders))
             untouched = Mark(placed.marked_ns, saved_ns) if placed.marked_ns else untouched
         base = Base(self._worker.storage.holder(self._ref).identity, self._snapshot)
         # What stays in the place of base's files is no change to them: the next commit must not take it for one.

@@ -10,7 +10,7 @@ from kstore.errors import IntegrityError
 from kstore.local.found import Scan, Skipped
 from kstore.operations.ours import HOST_UNKNOWN
 from kstore.published.leaning import leans_on, substitutes, unavailable
-from kstore.published.manifest import Files, Manifest, folders_of
+from kstore.published.manifest import Files, Manifest, compact, compacted, folders_of, nearest_folders
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_paths
@@ -38,16 +38,16 @@ def select(worker: Worker, snapshot: Snapshot, found: Scan) -> Selection:
     manifest, known = snapshot.manifest, worker.root.folders
     published = worker.files_of(manifest)
     unsure = _left_to_others(worker, manifest, published, snapshot.ref)
-    components = {path.partition("/")[0] for path in chain(manifest.nearest, *manifest.hosts.values())}
+    components = {path.partition("/")[0] for path in chain(nearest_folders(manifest.files), *manifest.hosts.values())}
     unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
     skipped = [Skipped(component, "this worker does not manage the component") for component in unmanaged] + unsure
     if unmanaged:
-        published = {path: entry for path, entry in published.items() if path.partition("/")[0] in known}
+        published = compact(item for item in published.items() if item[0].partition("/")[0] in known)
     away = unavailable(worker.storage, snapshot, published, found.files)
     if not away:
         return Selection(published, {}, has_all=True, skipped=skipped)
-    chosen = {path: entry for path, entry in published.items() if path not in away}
-    chosen |= _substitutes(worker, snapshot, chosen)
+    chosen = compacted(published).without(away)
+    chosen.put(_substitutes(worker, snapshot, chosen).items())
     away = {path: entry for path, entry in away.items() if path not in chosen}
     where = ", ".join(leans_on(manifest))
     if away:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kstore.local.found import BEING_WRITTEN, Scan, Skipped
 from kstore.merge import Merged
-from kstore.published.manifest import GROUP, Files, folders_of, groups_in, parents_of, unit_of
+from kstore.published.manifest import GROUP, Files, compact, folders_of, groups_in, parents_of, unit_of
 
 
 def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
@@ -16,20 +16,20 @@ def choose_wanted(files: Files, found: Scan, merged: Merged) -> Files:
     if not (found.known or found.busy):
         return files
     keep, local = merged.declined.keys() - merged.outdated | {*merged.taken, *merged.to_merge}, found.files
-    wanted = {
-        path: entry
+    wanted = compact(
+        (path, entry)
         for path, entry in files.items()
         if path not in keep and ((here := local.get(path)) is None or here.digest != entry.digest)
-    }
+    )
     stays = {path: local[path] for path in keep if path in local}
     if groups := groups_in(wanted.items()):
         single = (path for path, entry in local.items() if not entry.flags & GROUP)
         groups -= {unit_of(*item) for item in stays.items()} | found.busy | folders_of(single)
-    whole = {p: e for p, e in files.items() if e.flags & GROUP and unit_of(p, e) in groups}
+    whole = compact((p, e) for p, e in files.items() if e.flags & GROUP and unit_of(p, e) in groups)
     # Nor is a file added to a group that stays, even if that is no group by the publisher's rules.
     closed = found.busy | groups_in(stays.items())
-    rest = {p: e for p, e in wanted.items() if not e.flags & GROUP and closed.isdisjoint(parents_of(p))}
-    return rest | whole
+    whole.put((p, e) for p, e in wanted.items() if not e.flags & GROUP and closed.isdisjoint(parents_of(p)))
+    return whole
 
 
 def hindered(files: Files, found: Scan, wanted: Files) -> dict[str, Skipped]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
-from kstore.published.manifest import BELOW, Entry, Files, Manifest, group_of, sizes_of, unit_of
+from kstore.published.manifest import BELOW, Entry, Files, Manifest, compact, group_of, sizes_of, unit_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
@@ -155,7 +155,7 @@ def _changed(manifest: Manifest, change: Callable[[Entry], Entry]) -> Manifest:
     """A manifest with every entry changed, and without what its meta says about leaning."""
 
     def changed(files: Files) -> Files:
-        return {path: change(entry) for path, entry in files.items()}
+        return compact((path, change(entry)) for path, entry in files.items())
 
     meta = {name: value for name, value in manifest.meta.items() if name not in (BASE, _STORES)}
     return Manifest(changed(manifest.files), {host: changed(bound) for host, bound in manifest.hosts.items()}, meta)

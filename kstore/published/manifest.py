@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
 from itertools import chain, islice, repeat, starmap
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kstore import tables
 from kstore.errors import IntegrityError, described
 from kstore.pages import Row
+from kstore.published.byfolder import ByFolder, Form, Run
 from kstore.scope import Scope
 
-_RECORD = struct.Struct("<32sQqHBB")
+_RECORD = struct.Struct(ENTRY_FORMAT := "<32sQqHBB")
 ENTRY_SIZE = _RECORD.size
 """Bytes of an entry's record."""
+FLAGS_AT = ENTRY_SIZE - 2
+"""Where its flags are in it."""
 DEEPEST = 100
 """The most folders inside each other, without a component's own: no compiler makes so many, and walking them takes some
 of Python's stack for each.
@@ -27,8 +31,8 @@ of Python's stack for each.
 _HOSTS = "hosts/"
 _ROWS = 2048
 """Rows that are read in one go."""
-Seen = Callable[[Sequence[str], bytes, Set[str]], None]
-"""Is told about rows that have been read: paths, a record for each, and the nearest folder of each."""
+Seen = Callable[[Sequence[str], Sequence[Run]], None]
+"""Is told about rows that have been read: their paths, and the rows themselves."""
 
 
 class Flag(IntFlag):
@@ -82,9 +86,9 @@ class Entry(NamedTuple):
     """How many leading parts of its path name its group or slot; 0 if it is in neither."""
 
 
-Files = dict[str, Entry]
-_Noted = Callable[[Sequence[str], bytes], None]
+Files = Mapping[str, Entry]
 _CODING = "utf-8", "surrogateescape"
+_DIGEST = attrgetter("digest")
 
 
 def unit_of(path: str, entry: Entry) -> str:
@@ -121,6 +125,8 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 def nearest_folders(paths: Iterable[str]) -> set[str]:
     """The nearest folder of each path."""
+    if isinstance(paths, ByFolder):
+        return paths.folders
     return {folder for folder, _, _ in map(str.rpartition, paths, repeat("/"))}
 
 
@@ -143,14 +149,6 @@ class Manifest:
     """Host fingerprint → what runs only on such hosts."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Scope, environment, variables, host, cache root and its folders, parent: for people and `doctor`. And a nonce."""
-    _nearest: set[str] | None = field(default=None, init=False, repr=False, compare=False)
-
-    @property
-    def nearest(self) -> Set[str]:
-        """The nearest folder of each of `files`, which do not change once this was asked."""
-        if self._nearest is None:
-            self._nearest = nearest_folders(self.files)
-        return self._nearest
 
     def for_host(self, fingerprint: str) -> Files:
         """All that a worker with this host fingerprint may restore.
@@ -158,19 +156,21 @@ class Manifest:
         Where one writer's group is host-bound and another's is not, the host's is taken whole: never files of both.
         """
         bound = self.hosts.get(fingerprint, {})
-        groups = groups_in(bound.items())
-        files = self.files
+        if not bound:
+            return self.files
+        groups, files = groups_in(bound.items()), copy_of(self.files)
         if groups and not groups.isdisjoint(folders_of(files)):
-            files = {path: entry for path, entry in files.items() if unit_of(path, entry) not in groups}
-        return files | bound
+            files = files.without(path for path, entry in files.items() if unit_of(path, entry) in groups)
+        files.put(bound.items())
+        return files
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """Every path with its entry, of every host: several hosts may have the same path."""
         return chain.from_iterable(files.items() for files in (self.files, *self.hosts.values()))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> Iterator[Entry]:
         """Every entry, of every host."""
-        return [*chain.from_iterable(files.values() for files in (self.files, *self.hosts.values()))]
+        return chain.from_iterable(files.values() for files in (self.files, *self.hosts.values()))
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
@@ -186,23 +186,13 @@ class Manifest:
         Raises:
             IntegrityError: it is damaged, or a newer kstore wrote it.
         """
-        nearest = set[str]()
-
-        def note(paths: Sequence[str], records: bytes) -> None:
-            folders = nearest_folders(paths)
-            nearest.update(folders)
-            if see:
-                see(paths, records, folders)
-
         try:
-            found = tables.load(data, partial(_load_table, note=note))
-            manifest = cls(
+            found = tables.load(data, partial(_load_table, see=see))
+            return cls(
                 files=found.pop("files"),
                 meta=found.pop("meta"),
                 hosts={name.removeprefix(_HOSTS): files for name, files in found.items() if name.startswith(_HOSTS)},
             )
-            manifest._nearest = nearest
-            return manifest
         except (KeyError, ValueError, RecursionError, struct.error) as error:
             raise IntegrityError(f"a manifest of {len(data)} bytes cannot be read: {described(error)}") from error
 
@@ -214,39 +204,38 @@ def meta_of(scope: Scope, parent: int) -> dict[str, Any]:
     return {"gpu": scope.gpu, "key": scope.key, "parent": parent, "nonce": secrets.token_hex(16)}
 
 
-def _load_table(name: str, rows: Iterator[Row], note: _Noted) -> Any:
+def _load_table(name: str, rows: Iterator[Row], see: Seen | None) -> Any:
     """One of the tables of a manifest; None if an older kstore would not know it."""
     if name == "meta":
         return {key.decode(): json.loads(value) for key, value in rows}
     if name == "files":
-        return unpack_files(rows, note)
+        return unpack_files(rows, see)
     return unpack_files(rows) if name.startswith(_HOSTS) else None
 
 
 def pack_files(files: Files) -> Iterator[Row]:
     """Paths and entries as table rows, sorted."""
+    files = compacted(files)
     is_ascii = all(map(str.isascii, files))
     # Text without surrogates for bytes has the same order by characters as by bytes.
-    paths = sorted(files, key=None if is_ascii else lambda path: path.encode(*_CODING))
-    keys = map(str.encode, paths, *map(repeat, _CODING))
-    return zip(keys, starmap(_RECORD.pack, map(files.__getitem__, paths)), strict=True)
+    paths = files.in_order() if is_ascii else sorted(files, key=lambda path: path.encode(*_CODING))
+    # What else a record of the index holds follows on that of the entry.
+    return ((path.encode(*_CODING), bytes(files.record(path)[:ENTRY_SIZE])) for path in paths)
 
 
-def unpack_files(rows: Iterator[Row], note: _Noted | None = None) -> Files:
+def unpack_files(rows: Iterator[Row], see: Seen | None = None) -> ByFolder[Entry]:
     """The reverse of `pack_files`. Only some of the rows are in memory at a time."""
-    files: Files = {}
-    numbers: dict[int, int] = {}
+    files = compact()
     while some := list(islice(rows, _ROWS)):
-        paths, records = zip(*some, strict=True)
+        keys, records = zip(*some, strict=True)
         if not {_RECORD.size}.issuperset(map(len, records)):
             raise ValueError("a record has the wrong size")
-        names, joined = [*map(bytes.decode, paths, *map(repeat, _CODING))], b"".join(records)
-        if note:
-            note(names, joined)
-        before = len(files)
-        files.update(zip(names, _unpack_some(joined, numbers), strict=True))
-        if len(files) < before + len(names):
+        paths, joined = [*map(bytes.decode, keys, *map(repeat, _CODING))], b"".join(records)
+        before, runs = len(files), files.put_records(paths, joined)
+        if len(files) < before + len(paths):
             raise ValueError("a path occurs twice")
+        if see:
+            see(paths, runs)
     return files
 
 
@@ -260,18 +249,35 @@ def pack_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
     return starmap(_RECORD.pack, entries)
 
 
-def unpack_entries(records: memoryview) -> Iterator[Entry]:
-    """The reverse of `pack_entries`, of the records in a row."""
-    numbers: dict[int, int] = {}
-    step = _ROWS * _RECORD.size
-    some = (records[start : start + step] for start in range(0, len(records), step))
-    return chain.from_iterable(_unpack_some(each, numbers) for each in some)
+def unpack_entries(records: bytes | bytearray | memoryview) -> Iterator[Entry]:
+    """The reverse of `pack_entries`, of records in a row."""
+    # Entry._make of each, without a step of the interpreter for each of ten thousand.
+    return map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(records))
 
 
-def _unpack_some(records: bytes | memoryview, numbers: dict[int, int]) -> Iterator[Entry]:
-    """Entries that share equal sizes and modes as one number, kept in `numbers`: there are not many different ones."""
-    digests, sizes, times, modes, *others = zip(*_RECORD.iter_unpack(records), strict=True)
-    one = numbers.setdefault
-    # Entry._make, without a step of the interpreter for each of ten thousand.
-    columns = zip(digests, map(one, sizes, sizes), times, map(one, modes, modes), *others, strict=True)
-    return map(partial(tuple.__new__, Entry), columns)
+_FORM = Form(ENTRY_SIZE, pack_entries, unpack_entries)
+
+
+def compact(items: Iterable[tuple[str, Entry]] = ()) -> ByFolder[Entry]:
+    """Artifacts in little memory: there may be a hundred thousand."""
+    return ByFolder(_FORM, items)
+
+
+def compacted(files: Files) -> ByFolder[Entry]:
+    """The same artifacts in little memory, not to be changed."""
+    return files if isinstance(files, ByFolder) else compact(files.items())
+
+
+def where_flags(files: Files, holds: Callable[[int], object]) -> ByFolder[Entry]:
+    """Those of the artifacts whose flags this holds for."""
+    return compacted(files).where(FLAGS_AT, holds)
+
+
+def unlike(files: Files, other: Files) -> Iterator[str]:
+    """Those of the artifacts that the others lack, or have with another digest."""
+    return compacted(files).unlike(compacted(other), _DIGEST)
+
+
+def copy_of(files: Files) -> ByFolder[Entry]:
+    """The same artifacts in little memory, to be changed."""
+    return compacted(files).copy()

@@ -35,10 +35,10 @@ def check_manifest(manifest: Manifest) -> None:
     Raises:
         IntegrityError: it holds what no commit makes.
     """
-    for files in (manifest.files, *manifest.hosts.values()):
+    every = manifest.files, *manifest.hosts.values()
+    for files in every:
         check_entries(files)
-    bound = manifest.hosts.values()
-    check_paths(with_parents(set(manifest.nearest).union(*map(nearest_folders, bound))), manifest.files, *bound)
+    check_paths(with_parents(set[str]().union(*map(nearest_folders, every))), *every)
 
 
 def check_paths(folders: Set[str], *every: Collection[str]) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from kstore.blobs.loose import blob_path, stamp
+from kstore.calls import link_rows
 from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.errors import CacheRootError, IntegrityError
 from kstore.local.headstart import Begun, HeadStart
 from kstore.local.link import LinkMode
-from kstore.local.placed import Placed
+from kstore.published.byfolder import Run
 from kstore.published.manifest import Entry, Files, Flag, Manifest
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -31,16 +31,15 @@ pytestmark = pytest.mark.usefixtures("host")
 class Noted(NamedTuple):
     """What a restore goes on from."""
 
-    linking: list[Future[Placed]]
     folders: set[str]
 
 
 class AllBegun(list[Noted]):
     """What all restores go on from."""
 
-    @property
-    def linked(self) -> set[str]:
-        return {path for begun in self for part in begun.linking for path in part.result().paths}
+    def __init__(self) -> None:
+        super().__init__()
+        self.linked: set[str] = set()
 
 
 @pytest.fixture
@@ -49,10 +48,16 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> AllBegun:
 
     def look(start: HeadStart, snapshot: Snapshot) -> Begun | None:
         if answer := begun_with(start, snapshot):
-            found.append(Noted(answer.linking, answer.folders))
+            found.append(Noted(answer.folders))
         return answer
 
+    def note(paths: Sequence[str], *rest: Any, **flags: Any) -> memoryview:
+        errors = link_rows(paths, *rest, **flags)
+        found.linked.update(path for path, error in zip(paths, errors, strict=True) if not error)
+        return errors
+
     monkeypatch.setattr(HeadStart, "begun_with", look)
+    monkeypatch.setattr("kstore.local.headstart.link_rows", note)
     return found
 
 
@@ -183,11 +188,15 @@ def test_a_blob_that_was_altered_is_not_linked(linkable: Node, begun: AllBegun, 
     assert report.left_out >= 1 and report.placed == report.files - report.left_out
 
 
+def refused(count: int) -> memoryview:
+    return memoryview(errno.EMLINK.to_bytes(4, "little") * count).cast("i")
+
+
 def test_what_is_not_linked_at_once_comes_another_way(
     linkable: Node, begun: AllBegun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Perhaps only a blob's stamp is missing: then it is read, and linked."""
-    monkeypatch.setattr("kstore.local.headstart.link_rows", lambda paths, *rest, **flags: [errno.EMLINK] * len(paths))
+    monkeypatch.setattr("kstore.local.headstart.link_rows", lambda paths, *rest, **flags: refused(len(paths)))
     node = Node(tmp_path)
     report = node.restore()
     assert begun.linked == set()
@@ -259,10 +268,10 @@ def test_what_was_dropped_takes_nothing_more(tmp_path: Path) -> None:
     node.restore()
     state = node.tree.state()
     begun = Begun(state, None)
-    begun.see(["inductor/ab/x.py"], b"", {"inductor/ab"})
+    begun.see(["inductor/ab/x.py"], [Run("inductor/ab", ("x.py",), b"")])
     assert os.path.isdir(begun.stage)
     begun.drop()
-    begun.see(["inductor/cd/x.py"], b"", {"inductor/cd"})
+    begun.see(["inductor/cd/x.py"], [Run("inductor/cd", ("x.py",), b"")])
     assert (begun.making, begun.linking, begun.folders) == ([], [], set())
     assert stages(node) == []
 

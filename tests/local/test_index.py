@@ -10,18 +10,20 @@ import pytest
 
 from kstore.calls import Status
 from kstore.errors import IntegrityError
-from kstore.local.index import Index, Known, KnownFolder, is_settled
+from kstore.local.index import Index, Known, KnownFolder, compact_known, is_settled
 from tests import tablefiles
 from tests.trees import Tree, entry
 
 
 def test_what_was_dumped_is_loaded() -> None:
     index = Index(
-        {
-            "inductor/ab/c.py": Known(entry("a"), 1, 42),
-            "triton/" + "long/" * 200 + "k": Known(entry("b"), 2**40, 2**63),
-            "triton/caf\udce9": Known(entry("c"), 0, 1),
-        },
+        compact_known(
+            {
+                "inductor/ab/c.py": Known(entry("a"), 1, 42),
+                "triton/" + "long/" * 200 + "k": Known(entry("b"), 2**40, 2**63),
+                "triton/caf\udce9": Known(entry("c"), 0, 1),
+            }.items()
+        ),
         {
             "inductor": KnownFolder(5, 7, ("ab", "fxgraph"), ()),
             "inductor/ab": KnownFolder(-1, 2**62, (), ("c.py", "caf\udce9", "with space")),
@@ -33,7 +35,7 @@ def test_what_was_dumped_is_loaded() -> None:
 
 
 INDEX = Index(
-    {"inductor/ab/c.py": Known(entry("a"), 1, 42), "inductor/ab/d.py": Known(entry("b"), 2, 43)},
+    compact_known([("inductor/ab/c.py", Known(entry("a"), 1, 42)), ("inductor/ab/d.py", Known(entry("b"), 2, 43))]),
     {"inductor": KnownFolder(5, 7, ("ab",), ()), "inductor/ab": KnownFolder(6, 8, (), ("c.py", "d.py"))},
 )
 
@@ -54,7 +56,7 @@ def test_no_part_of_an_index_is_taken_for_a_whole_one() -> None:
 def test_an_index_whose_parts_contradict_each_other_is_an_integrity_error() -> None:
     whole = b"".join(INDEX.dump())
     other = b"".join(Index(INDEX.files).dump())
-    start = len(b"kstore index 3\n")
+    start = len(b"kstore index 4\n")
     end = start + 16
     for files in range(4):
         for folders in range(4):

@@ -23,8 +23,9 @@ from kstore.local.found import Skipped
 from kstore.local.index import Known
 from kstore.local.link import Link, Linker, LinkMode
 from kstore.local.move import Mover
+from kstore.local.pathsof import Contents
 from kstore.local.place import Placer
-from kstore.local.placed import Placed
+from kstore.local.placed import Brought, Placed
 from kstore.local.staging import Staging
 from kstore.local.state import StateFolder
 from kstore.local.write import Writer
@@ -183,7 +184,8 @@ def test_what_was_dropped_again_is_not_vouched_for(place: Place) -> None:
 
 
 def test_what_stays_out_takes_no_neighbour_with_it() -> None:
-    placed = Placed({"inductor/ab/c.py", "inductor/abc/d.py", "inductor/ef"}, marked_ns=1)
+    wanted = dict.fromkeys(("inductor/ab/c.py", "inductor/abc/d.py", "inductor/ef"), Entry(b"", 0, 0, 0, 0, 0))
+    placed = Placed(wanted, marked_ns=1)
     placed.forget({"inductor/ab": "something else is in its place"}, {"inductor/e": OSError(errno.EACCES, "refused")})
     assert (placed.paths, placed.occupied) == ({"inductor/abc/d.py", "inductor/ef"}, {"inductor/ab/c.py"})
     assert placed.marked_ns == 0
@@ -193,7 +195,7 @@ def test_only_a_time_that_a_later_change_moves_vouches_for_a_file() -> None:
     now, digest = time.time_ns() // 10**9 * 10**9, digest_of(b"data")
     times = {"long ago": 1, "a stamp": now + stamp(digest), "ahead": now + 10**12 + 1}
     known = {name: Known(Entry(digest, 4, mtime_ns, 0o644, 0, 0), 4, 1) for name, mtime_ns in times.items()}
-    assert Placed({*known}, known).settled().keys() == {"long ago", "a stamp"}
+    assert Placed(known=known).settled().keys() == {"long ago", "a stamp"}
 
 
 def test_packs_that_cannot_be_listed_cost_what_is_missing_and_no_more(
@@ -219,9 +221,9 @@ def test_what_is_found_only_when_all_are_looked_for_once_more_waits_for_its_fold
     wanted = place.kernel("K", "ptx", "cubin")
     write_each = Writer.write
 
-    def write(writer: Writer, paths: Sequence[str], contents: Sequence[memoryview]) -> Placed:
+    def write(writer: Writer, contents: Contents) -> Brought:
         written.set()
-        return write_each(writer, paths, contents)
+        return write_each(writer, contents)
 
     def make_late(paths: Sequence[str]) -> None:
         written.wait(0.5)  # It is not set: the writer waits.
@@ -450,7 +452,8 @@ def move(tmp_path: Path, wanted: Files, folders: set[str], among: set[str]) -> M
         lambda path: f"{tmp_path}/stage/{path}", lambda path: f"{tmp_path}/root/{path}", wanted,
         lambda path, time_ns: time_ns > 0,
     )  # fmt: skip
-    mover.move([path for path in wanted if (tmp_path / "stage" / path).exists()], folders, among)
+    lacking = {path for path in wanted if not (tmp_path / "stage" / path).exists()}
+    mover.move(Placed(wanted, lacking), folders, among)
     return mover
 
 

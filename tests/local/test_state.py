@@ -8,7 +8,7 @@ import pytest
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError, WaitTimeout
 from kstore.local.cacheroot import CacheRoot
-from kstore.local.index import Index, Known
+from kstore.local.index import Index, Known, compact_known
 from kstore.local.state import Base, State, StateFolder
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
@@ -16,7 +16,7 @@ from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from tests.trees import entry
 
-INDEX = Index({"inductor/ab/c.py": Known(entry(), 1, 2)})
+INDEX = Index(compact_known([("inductor/ab/c.py", Known(entry(), 1, 2))]))
 DECLINED = {"triton/K/k.ptx": b"\1" * 32}
 
 

@@ -317,7 +317,7 @@ def test_a_filesystem_that_refuses_the_time_is_read(
 ) -> None:
     monkeypatch.setattr("kstore.local.untouched.utime_each", lambda paths, *times: [errno.EPERM] * len(paths))
     with Pool(1) as pool:
-        assert mark_folders([str(tmp_path)], pool) != tmp_path.stat().st_mtime_ns
+        assert mark_folders(["folder"], lambda _: str(tmp_path), pool) != tmp_path.stat().st_mtime_ns
     node = Node(tmp_path, layout=layout)
     assert node.restore().left_out == 0
     assert node.commit().status is CommitStatus.UNCHANGED
