@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
-from kstore.published.manifest import Entry
+from kstore.published.manifest import Files, compacted
 from kstore.words import amount
 
 SCHEMA = 1
@@ -206,12 +206,14 @@ def summed(checkpoints: Sequence[CommitReport], last: CommitReport) -> CommitRep
     )
 
 
-def count_components(entries: Iterable[tuple[str, Entry]]) -> dict[str, Count]:
-    """Artifacts by component."""
-    sizes = defaultdict[str, list[int]](list)
-    for path, entry in entries:
-        sizes[path.partition("/")[0]].append(entry.size)
-    return {name: Count.of(sizes[name]) for name in sorted(sizes)}
+def count_components(*sets: Files) -> dict[str, Count]:
+    """Artifacts of all these sets by component; "" for what is in none."""
+    counts = defaultdict[str, Count](Count)
+    for files in map(compacted, sets):
+        for folder, _, records in files.by_folder():
+            sizes = [entry.size for entry in files.form.unpack(records)]
+            counts[(folder or "").partition("/")[0]] += Count.of(sizes)
+    return {name: counts[name] for name in sorted(counts)}
 
 
 def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:

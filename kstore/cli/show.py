@@ -180,4 +180,4 @@ def _generation_row(ref: Ref, is_pinned: bool) -> tuple[str, ...]:
 def _count(manifest: Manifest) -> dict[str, Count]:
     from kstore.report import count_components
 
-    return count_components(manifest.items())
+    return count_components(*manifest.sets)

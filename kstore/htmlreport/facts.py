@@ -111,7 +111,7 @@ def _sharing(accounts: Accounts[Shelf], shelves: Iterable[Shelf]) -> list[list[A
 
 def _components(manifest: Manifest) -> Table:
     """Number and bytes of the artifacts of each component."""
-    counts = count_components(manifest.items())
+    counts = count_components(*manifest.sets)
     shown = _shown({name: count.bytes for name, count in counts.items()})
     told = defaultdict[str, Count](Count)
     for name, count in counts.items():

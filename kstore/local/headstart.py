@@ -26,7 +26,7 @@ from kstore.local.placed import Brought
 from kstore.local.stages import find_elsewhere
 from kstore.local.state import StateFolder
 from kstore.published.byfolder import Run
-from kstore.published.manifest import BELOW, LINK, Files, Seen, unpack_entries, with_parents
+from kstore.published.manifest import BELOW, ENTRY_SIZE, FLAGS_AT, LINK, Files, Seen, unpack_entries, with_parents
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import are_shallow, stay_below
@@ -80,10 +80,10 @@ class Begun:
         self._stack.close()
         self.folders, self.making, self.linking, self.unseen = set(), [], [], {}
 
-    def see(self, paths: Sequence[str], runs: Sequence[Run]) -> None:
+    def see(self, runs: Sequence[Run]) -> None:
         """Make the folders of these rows of its manifest, and link their blobs."""
         nearest = {run.folder or "" for run in runs}
-        if self._is_dropped or not (stay_below(paths) and are_shallow(nearest)):
+        if self._is_dropped or not (stay_below(runs) and are_shallow(nearest)):
             return  # If a path leads elsewhere or far too deep, the manifest will be refused.
         new = with_parents(nearest) - self.folders
         self.folders |= new
@@ -103,7 +103,7 @@ class Begun:
         records = b"".join(run.records for run in runs)
         making.result()
         way = finding.result()
-        linkable = [entry.flags & LINK for entry in unpack_entries(records)]
+        linkable = (flags & LINK for flags in records[FLAGS_AT::ENTRY_SIZE])
         if way is LinkMode.COPY:
             return Brought({}, [*compress(paths, linkable)])
         errors = link_rows(

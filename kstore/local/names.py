@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from kstore.published.manifest import DEEPEST, Files, group_of
+from kstore.published.manifest import DEEPEST, Files, compacted, group_of
 
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
@@ -15,14 +15,20 @@ def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
     for component, stage in stages.items():
         longest_name = os.pathconf(stage, "PC_NAME_MAX")
         longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
-        least = min(longest, longest_name, 2 * DEEPEST)
-        for path, entry in wanted.items():
-            if (len(path) > least or not path.isascii()) and path.startswith(f"{component}/"):
-                reason = _refusal(path, longest, longest_name)
-                if reason:
-                    why[group_of(path, entry)] = reason
+        for path in _unusual(wanted, component, min(longest, longest_name, 2 * DEEPEST)):
+            if reason := _refusal(path, longest, longest_name):
+                why[group_of(path, wanted[path])] = reason
     groups = ((path, group_of(path, entry)) for path, entry in wanted.items()) if why else ()
     return {path: why[group] for path, group in groups if group in why}
+
+
+def _unusual(wanted: Files, component: str, longest: int) -> Iterator[str]:
+    """The artifacts of a component whose folder holds one that is longer, or whose path is not ASCII."""
+    for folder, names, _ in compacted(wanted).by_folder():
+        if folder is not None and folder.partition("/")[0] == component:
+            is_long = len(folder) + 1 + max(map(len, names)) > longest
+            if is_long or not folder.isascii() or not all(map(str.isascii, names)):
+                yield from (f"{folder}/{name}" for name in names)
 
 
 def _refusal(path: str, longest: int, longest_name: int) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.blobs.packreader import Blob
 from kstore.published.manifest import Files, compacted
 from kstore.published.rows import Rows
-
-_DIGEST, _SIZE = attrgetter("digest"), attrgetter("size")
 
 
 class Contents(NamedTuple):
@@ -32,11 +30,15 @@ class PathsOf:
     def __init__(self, files: Files) -> None:
         files = compacted(files)
         self._rows = Rows(files)
-        self._others: dict[bytes, list[int]] = defaultdict(list)
         self._first: dict[bytes, int] = {}
-        for digest, number in zip(map(_DIGEST, files.values()), self._rows.numbers, strict=True):
-            if self._first.setdefault(digest, number) != number:
-                self._others[digest].append(number)
+        self._others: dict[bytes, list[int]] = defaultdict(list)
+        self._sizes = array("Q")
+        """Those of the blobs, in the order of `_first`."""
+        for entry, number in zip(files.values(), self._rows.numbers, strict=True):
+            if self._first.setdefault(entry.digest, number) == number:
+                self._sizes.append(entry.size)
+            else:
+                self._others[entry.digest].append(number)
 
     def take(self, blobs: Iterable[Blob]) -> Contents:
         """All artifacts of these blobs. Whoever takes them writes them; nobody gets them a second time."""
@@ -55,7 +57,6 @@ class PathsOf:
         return map(self._rows.path, chain(self._first.values(), *self._others.values()))
 
     def sizes(self) -> dict[bytes, int]:
-        """The sizes of all blobs that nobody has taken, in bytes."""
+        """The sizes of all blobs, in bytes, as long as none is taken."""
         numbers: dict[int, int] = {}  # Equal sizes are one number: there are not many different ones.
-        sizes = map(_SIZE, map(self._rows.value, self._first.values()))
-        return dict(zip(self._first, (numbers.setdefault(size, size) for size in sizes), strict=True))
+        return dict(zip(self._first, (numbers.setdefault(size, size) for size in self._sizes), strict=True))

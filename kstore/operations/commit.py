@@ -308,7 +308,7 @@ class _Commit:
             declined=count_declined(proposal.declined if proposal else self._merging.declined),
             waiting=self._waiting,
             layout=self._uploader.layout or "",
-            components=count_components(manifest.items()) if manifest else None,
+            components=count_components(*manifest.sets) if manifest else None,
             skipped=(*self._found.skipped, *self._ours.skipped),
             found=len(self._found.known),
         )

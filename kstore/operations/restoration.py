@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from operator import attrgetter
 
 from kstore.errors import KstoreError
 from kstore.local.found import Scan, Skipped
@@ -30,7 +28,7 @@ from kstore.operations.unchanged import remember_placed
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, remembers
 from kstore.published.leaning import supports_of
-from kstore.published.manifest import Files, nearest_folders
+from kstore.published.manifest import Files, compacted, nearest_folders
 from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.worker import Worker
@@ -125,20 +123,19 @@ class Restoration:
         left_out = placed.lacking - there | self._hindered.keys()
         modes = placed.modes if placed.count else Counter()
         linked = modes[LinkMode.REFLINK] + modes[LinkMode.HARDLINK]
+        whole = count_components(files)
         return restore_report(
             self._worker,
             status if wanted else if_there(status),
             self._ref,
             files=len(files) + len(away),
-            bytes=sum(map(attrgetter("size"), chain(files.values(), away.values()))),
+            bytes=sum(count.bytes for count in (*whole.values(), *count_components(away).values())),
             placed=placed.count,
             left_out=len(left_out) + len(away),
             link_mode=next((mode for mode in LinkMode if modes[mode]), None),
             link_why=placer.link_why or (self._why_copied() if placed.count and not linked else ""),
             used_modes={str(mode): count for mode, count in modes.items()},
-            components=count_components(
-                [item for item in files.items() if item[0] not in left_out] if left_out else files.items()
-            ),
+            components=count_components(compacted(files).without(left_out)) if left_out else whole,
             skipped=(*self._skipped, *placed.skipped),
         )
 

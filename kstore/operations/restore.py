@@ -170,11 +170,12 @@ def report_placed(worker: Worker, snapshot: Snapshot, status: RestoreStatus) -> 
     if not (is_placed and state.last_restore.is_whole() and state.last_restore.host_hint() == worker.host.hint):
         return None
     files = worker.managed_files_of(snapshot.manifest)
+    components = count_components(files)
     return restore_report(
         worker,
         if_there(status),
         snapshot.ref,
         files=len(files),
-        bytes=sum(entry.size for entry in files.values()),
-        components=count_components(files.items()),
+        bytes=sum(count.bytes for count in components.values()),
+        components=components,
     )

@@ -10,7 +10,7 @@ from kstore.errors import IntegrityError
 from kstore.local.found import Scan, Skipped
 from kstore.operations.ours import HOST_UNKNOWN
 from kstore.published.leaning import leans_on, substitutes, unavailable
-from kstore.published.manifest import Files, Manifest, compact, compacted, folders_of, nearest_folders
+from kstore.published.manifest import Files, Manifest, compact, compacted, nearest_folders
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_paths
@@ -76,8 +76,7 @@ def _substitutes(worker: Worker, snapshot: Snapshot, chosen: Files) -> Files:
     found = substitutes(worker.storage, snapshot, chosen, worker.files_of)
     found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
     try:
-        paths = chosen.keys() | found.keys()
-        check_paths(folders_of(paths), paths)
+        check_paths(chosen, found)
     except IntegrityError as error:
         log.warning("missing files are not replaced by those of the stores below: %s", error)
         return {}

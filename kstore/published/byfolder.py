@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import (
     Callable,
+    Collection,
     Container,
     ItemsView,
     Iterable,
@@ -46,8 +47,8 @@ class Run(NamedTuple):
 
     folder: str | None
     """None if they are in none."""
-    names: tuple[str, ...]
-    records: bytes
+    names: Collection[str]
+    records: bytes | bytearray
     """One after the other."""
 
 
@@ -107,7 +108,7 @@ class ByFolder(MutableMapping[str, Value]):
             names = tuple(map(_NAME, some))
             start, end = end, end + len(names) * size
             runs.append(Run(_key(*folder), self._once.get(names, names), records[start:end]))
-            self._put(*runs[-1])
+            self._put(runs[-1].folder, names, runs[-1].records)
         return runs
 
     def _put(self, key: str | None, names: tuple[str, ...], records: bytes | bytearray) -> None:
@@ -244,9 +245,9 @@ class ByFolder(MutableMapping[str, Value]):
         while above:
             yield from _taken(*above.pop())
 
-    def by_folder(self) -> Iterator[tuple[str | None, Iterable[str], bytes | bytearray]]:
-        """Each folder, with the names that are directly in it, and their records; None has the paths in no folder."""
-        return ((key, names, records) for key, (names, records) in self._folders.items())
+    def by_folder(self) -> Iterator[Run]:
+        """What is directly in each folder. It must not be changed."""
+        return (Run(key, *folder) for key, folder in self._folders.items())
 
     def _split(self, folder: _Folder) -> Iterator[bytes | bytearray]:
         """Each of its records."""

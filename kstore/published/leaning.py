@@ -15,7 +15,7 @@ from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
-from kstore.published.manifest import BELOW, Entry, Files, Manifest, compact, group_of, sizes_of, unit_of
+from kstore.published.manifest import BELOW, Entry, Files, Manifest, compact, group_of, sizes_of, unit_of, where_flags
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
@@ -33,7 +33,8 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     """Digests and sizes, in bytes, of the blobs that were not uploaded."""
     if not leans_on(manifest):
         return {}
-    return sizes_of(entry for entry in manifest.entries() if entry.flags & BELOW)
+    below = (where_flags(files, lambda flags: flags & BELOW) for files in manifest.sets)
+    return sizes_of(entry for files in below for entry in files.values())
 
 
 def supports(storage: Storage) -> list[str]:
@@ -50,7 +51,8 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     """What a generation keeps in the store that is written: a commit upon it may rely on that."""
     if snapshot is None or snapshot.ref.depth:
         return set()
-    return {entry.digest for entry in snapshot.manifest.entries() if not entry.flags & BELOW}
+    here = (where_flags(files, lambda flags: not flags & BELOW) for files in snapshot.manifest.sets)
+    return {entry.digest for files in here for entry in files.values()}
 
 
 def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:
@@ -200,7 +202,9 @@ def unavailable(storage: Storage, snapshot: Snapshot, files: Files, local: Files
     What is in the cache root already, `local`, is not looked for.
     """
     leant = leaning(snapshot.manifest)
-    wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)} if leant else {}
+    if not leant:
+        return {}
+    wanted = {p: e for p, e in files.items() if e.digest in leant and not _is_same(local.get(p), e)}
     away = absent(storage, snapshot.ref, sizes_of(wanted.values()))
     groups = {group_of(path, entry) for path, entry in wanted.items() if entry.digest in away}
     return {path: entry for path, entry in files.items() if groups and group_of(path, entry) in groups}

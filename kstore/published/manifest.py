@@ -22,8 +22,8 @@ from kstore.scope import Scope
 _RECORD = struct.Struct(ENTRY_FORMAT := "<32sQqHBB")
 ENTRY_SIZE = _RECORD.size
 """Bytes of an entry's record."""
-FLAGS_AT = ENTRY_SIZE - 2
-"""Where its flags are in it."""
+FLAGS_AT, UNIT_AT = ENTRY_SIZE - 2, ENTRY_SIZE - 1
+"""Where its flags and its unit are in it."""
 DEEPEST = 100
 """The most folders inside each other, without a component's own: no compiler makes so many, and walking them takes some
 of Python's stack for each.
@@ -31,8 +31,8 @@ of Python's stack for each.
 _HOSTS = "hosts/"
 _ROWS = 2048
 """Rows that are read in one go."""
-Seen = Callable[[Sequence[str], Sequence[Run]], None]
-"""Is told about rows that have been read: their paths, and the rows themselves."""
+Seen = Callable[[Sequence[Run]], None]
+"""Is told about rows that have been read."""
 
 
 class Flag(IntFlag):
@@ -164,13 +164,18 @@ class Manifest:
         files.put(bound.items())
         return files
 
+    @property
+    def sets(self) -> tuple[Files, ...]:
+        """What runs on any host, and the set of each host: several may have the same path."""
+        return self.files, *self.hosts.values()
+
     def items(self) -> Iterator[tuple[str, Entry]]:
-        """Every path with its entry, of every host: several hosts may have the same path."""
-        return chain.from_iterable(files.items() for files in (self.files, *self.hosts.values()))
+        """Every path with its entry, of every set."""
+        return chain.from_iterable(files.items() for files in self.sets)
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, of every host."""
-        return chain.from_iterable(files.values() for files in (self.files, *self.hosts.values()))
+        """Every entry, of every set."""
+        return chain.from_iterable(files.values() for files in self.sets)
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
@@ -235,7 +240,7 @@ def unpack_files(rows: Iterator[Row], see: Seen | None = None) -> ByFolder[Entry
         if len(files) < before + len(paths):
             raise ValueError("a path occurs twice")
         if see:
-            see(paths, runs)
+            see(runs)
     return files
 
 
