@@ -206,8 +206,7 @@ class ByFolder(MutableMapping[str, Value]):
                 other._folders[key] = _apart(folder)
                 other._count += len(chosen)
             elif 1 in chosen:
-                names, records = tuple(compress(folder.names, chosen)), b"".join(compress(self._split(folder), chosen))
-                other._put(key, names, records)
+                other._put(key, tuple(compress(folder.names, chosen)), self._some_of(folder, chosen))
         return other
 
     def unlike(self, other: ByFolder[Other], mark: Callable[[Value | Other], object]) -> Iterator[str]:
@@ -249,16 +248,17 @@ class ByFolder(MutableMapping[str, Value]):
         """What is directly in each folder. It must not be changed."""
         return (Run(key, *folder) for key, folder in self._folders.items())
 
-    def _split(self, folder: _Folder) -> Iterator[bytes | bytearray]:
-        """Each of its records."""
-        size = self.form.size
-        return (folder.records[number * size : (number + 1) * size] for number in range(len(folder.names)))
+    def _some_of(self, folder: _Folder, chosen: Iterable[object]) -> bytearray:
+        """Those of its records."""
+        records, size = folder.records, self.form.size
+        starts = compress(range(0, len(folder.names) * size, size) if size else (), chosen)
+        return bytearray().join([records[at : at + size] for at in starts])
 
     def _take_out(self, key: str | None, gone: Set[str]) -> None:
         folder = self._folders[key]
         stays = [name not in gone for name in folder.names]
         numbers = dict(zip(compress(folder.names, stays), count()))
-        self._keep(key, numbers, bytearray().join(compress(self._split(folder), stays)))
+        self._keep(key, numbers, self._some_of(folder, stays))
         self._count -= len(stays) - len(numbers)
 
     @overload
