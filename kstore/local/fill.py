@@ -124,7 +124,7 @@ class Filler:
         self.left = compact((path, self.left[path]) for path in lacking if path in self.left)
 
     def _note(self, brought: Brought) -> None:
-        self.modes.update(brought.modes)
+        self.modes += Counter(brought.modes)  # Unlike `update`, this keeps no way by which nothing came.
         self.known |= brought.known
         self._progress.done = self.modes.total()
 

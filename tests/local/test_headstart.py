@@ -188,6 +188,16 @@ def test_a_blob_that_was_altered_is_not_linked(linkable: Node, begun: AllBegun, 
     assert report.left_out >= 1 and report.placed == report.files - report.left_out
 
 
+def test_a_way_by_which_nothing_came_is_not_reported(tmp_path: Path, begun: AllBegun) -> None:
+    node = Node(tmp_path)
+    linked, lost = stored(node, b"linked"), stored(node, b"lost", 0)
+    publish_files(node, {"inductor/ab/x.py": linked, "inductor/ab/x.cu": lost}, 1)
+    os.unlink(blob_path(str(node.store.storage.blobs.loose.folder), lost.digest))
+    report = node.restore()
+    assert (report.placed, report.left_out) == (1, 1)
+    assert report.used_modes == {str(report.link_mode): 1}
+
+
 def refused(count: int) -> memoryview:
     return memoryview(errno.EMLINK.to_bytes(4, "little") * count).cast("i")
 
