@@ -134,7 +134,7 @@ class Restoration:
             left_out=len(left_out) + len(away),
             link_mode=next((mode for mode in LinkMode if modes[mode]), None),
             link_why=placer.link_why or (self._why_copied() if placed.count and not linked else ""),
-            used_modes={str(mode): count for mode, count in modes.items()},
+            used_modes={str(mode): modes[mode] for mode in LinkMode if modes[mode]},
             components=count_components(compacted(files).without(left_out)) if left_out else whole,
             skipped=(*self._skipped, *placed.skipped),
         )
