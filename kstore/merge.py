@@ -204,8 +204,7 @@ def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, group
         if published and _content(theirs, published) != _content(base, of_base[group]):
             merged.declined.update((path, ours[path].digest) for path in paths)
             continue
-        for path in published:
-            merged.files.pop(path, None)
+        merged.files.drop(published)
         for path in paths:
             _take(merged, ours, path)
 
@@ -230,9 +229,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
     lacks = compacted(base).missing_from(compacted(ours))
     gone = [path for path in lacks if path in merged.files and _digest(theirs, path) == base[path].digest]
     folders = folders_of(ours) if gone else set()
-    for path in gone:
-        if path in folders or any(parent in ours for parent in parents_of(path)):
-            del merged.files[path]
+    merged.files.drop(path for path in gone if path in folders or any(parent in ours for parent in parents_of(path)))
 
 
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:

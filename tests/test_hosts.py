@@ -23,7 +23,7 @@ from kstore.operations.restore import report_placed
 from kstore.published.manifest import Files, Manifest
 from kstore.ranks import Verdict
 from kstore.report import RestoreStatus
-from tests.trees import KEY, Node, Tree, contents, shared_object
+from tests.trees import KEY, Node, Tree, contents, count_folders_written_anew, shared_object
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -544,6 +544,21 @@ def test_an_object_that_cannot_be_removed_costs_nothing_else(
         assert _hosts(Node(tmp_path)) == {}
     Node(tmp_path).restore()
     assert not tree.has(STUCK)
+
+
+def test_objects_that_are_taken_out_of_one_folder_are_forgotten_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be fifty thousand, and what is known of the folder is written anew for each time that any is."""
+    go_to_host("a", monkeypatch)
+    tree = Tree(tmp_path / "node")
+    Node(tmp_path).restore()
+    foreign = [tree.put(f"inductor/ab/c{number}.main.so", shared_object()) for number in range(40)]
+    go_to_host("b", monkeypatch)
+    written = count_folders_written_anew(monkeypatch)
+    Node(tmp_path).restore()
+    assert not any(map(tree.has, foreign))
+    assert written == ["inductor/ab"]
 
 
 def root_with_what_cannot_be_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstore.merge import MAX_VARIANTS, NOT_TAKEN, Merged, merge, never_had, still_declined
 from kstore.published.manifest import Entry, Files, Flag, unit_of
-from tests.trees import entry, grouped
+from tests.trees import count_folders_written_anew, entry, grouped
 
 A, B, C = entry("a"), entry("b"), entry("c")
 
@@ -525,6 +526,26 @@ def test_what_both_replaced_stays_as_it_was_published() -> None:
     merged = merge({"x": A}, {"x": C}, {"x/a": B}, {})
     assert merged.files == {"x": C}
     assert merged.declined == {"x/a": B.digest}
+
+
+MANY = range(100)
+FLAT = {f"x/{number}": A for number in MANY}
+GROUP = kernel("K", "them", *map(str, MANY))
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "beside"),
+    [(FLAT, {"x": B}, []), (GROUP, kernel("K", "us"), []), ({}, FLAT, [{"x": B}])],
+    ids=["a file instead of their folder", "a group that is replaced", "a file on another host"],
+)
+def test_files_of_one_folder_go_at_once(
+    base: Files, ours: Files, beside: list[Files], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be fifty thousand, and the folder is written anew for each time that any goes."""
+    written = count_folders_written_anew(monkeypatch)
+    merged = merge(base, base, ours, {}, beside)
+    assert merged.files == ({} if beside else ours)
+    assert 0 < len(written) <= len([merged.files, merged.taken])
 
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map("/".join)

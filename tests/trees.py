@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from kstore.local.reading import Batch, Content, read_finished, read_in_batches
 from kstore.local.scan import scan
 from kstore.local.state import StateFolder
 from kstore.local.unread import Offer, Unread
+from kstore.published.byfolder import ByFolder
 from kstore.published.manifest import Entry, Flag
 from kstore.published.ref import FORMAT, Ref
 from kstore.published.refs import Refs
@@ -173,6 +174,19 @@ def failing_to_read(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
 
     monkeypatch.setattr("kstore.local.artifact.read_finished", read)
     monkeypatch.setattr("kstore.local.reading._BATCH", 0)
+
+
+def count_folders_written_anew(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Folders of mappings that are written anew from now on, because files of theirs are taken out."""
+    written: list[str | None] = []
+    take_out = ByFolder._take_out
+
+    def note(self: ByFolder[Any], folder: str | None, gone: Set[str]) -> None:
+        written.append(folder)
+        take_out(self, folder, gone)
+
+    monkeypatch.setattr(ByFolder, "_take_out", note)
+    return written
 
 
 def without_nameless(folder: Path) -> str:

@@ -58,8 +58,8 @@ def take_over(worker: Worker) -> bool:
 
 def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
     """Take out what was built on another host, before anybody loads it. Returns what cannot be, with its digests."""
-    left = {}
-    for path, digest in foreign_at_restore(worker, state, found).items():
+    left, foreign = {}, foreign_at_restore(worker, state, found)
+    for path, digest in foreign.items():
         try:
             with worker.waiting.visible(), suppress(FileNotFoundError):
                 os.unlink(worker.root.local_path(path))
@@ -67,6 +67,6 @@ def drop_foreign(worker: Worker, state: State, found: Scan) -> dict[str, bytes]:
             warn_once(log, "%s was built on another host, and cannot be removed: %s", path, error)
             left[path] = digest
             found.settled_folders.pop(path.rpartition("/")[0], None)
-        del found.known[path]
         worker.state.note_own_changes()
+    found.known.drop(foreign)
     return left

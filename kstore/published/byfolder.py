@@ -181,13 +181,18 @@ class ByFolder(MutableMapping[str, Value]):
         folder, slash, name = path.rpartition("/")
         self._take_out(_key(folder, slash), {name})
 
-    def without(self, paths: Iterable[str]) -> ByFolder[Value]:
-        """A copy without these paths."""
-        other, gone = self.copy(), defaultdict[str | None, set[str]](set)
+    def drop(self, paths: Iterable[str]) -> None:
+        """Take out those of these paths that are there, all at once: each folder of theirs is written anew."""
+        gone = defaultdict[str | None, set[str]](set)
         for folder, slash, name in map(str.rpartition, paths, repeat("/")):
             gone[_key(folder, slash)].add(name)
-        for key in gone.keys() & other._folders.keys():
-            other._take_out(key, gone[key])
+        for key in gone.keys() & self._folders.keys():
+            self._take_out(key, gone[key])
+
+    def without(self, paths: Iterable[str]) -> ByFolder[Value]:
+        """A copy without these paths."""
+        other = self.copy()
+        other.drop(paths)
         return other
 
     def without_folders(self, folders: Container[str]) -> ByFolder[Value]:

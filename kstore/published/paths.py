@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableSet
+from collections.abc import Iterable, Iterator, MutableSet, Set
 from itertools import repeat
-from typing import Any
+from typing import Any, Self
 
 from kstore.published.byfolder import ByFolder, Form
 
@@ -33,6 +33,10 @@ class Paths(MutableSet[str]):
         """Remove one, if it is there."""
         if path in self._all:
             del self._all[path]
+
+    def __isub__(self, paths: Set[Any]) -> Self:
+        self._all.drop(paths)
+        return self
 
     def __contains__(self, path: object) -> bool:
         return path in self._all
