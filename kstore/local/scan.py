@@ -291,6 +291,8 @@ class _Walk:
         elif problem := next(self._problems(group), None):
             if group.has_files:
                 self._leave_out(group, problem)
+            else:
+                group.forget()
         else:
             self._groups.append(group)
 

@@ -19,6 +19,7 @@ from kstore.components import load_table
 from kstore.digest import digest_of
 from kstore.local import clocks, scan
 from kstore.local.finished import Unfinished, check_whole_object
+from kstore.local.found import Listed, Part
 from kstore.local.index import Index
 from kstore.local.unread import Offer, StoreEach, Unread
 from kstore.published.manifest import Flag
@@ -659,3 +660,20 @@ def test_a_name_that_many_folders_have_is_in_memory_once(tree: Tree) -> None:
     names = [name for folder in folders.values() for name in folder.files]
     assert len(names) == 2 * GROUP_FILES
     assert len({id(name) for name in names}) == len(set(names))
+
+
+def test_no_folder_that_was_looked_at_waits_for_the_collection_of_garbage(tree: Tree) -> None:
+    tree.wrapper()
+    tree.kernel("whole")
+    leave_out(tree, tree.kernel("unfinished"), "__grp__k.json")
+    leave_out(tree, tree.kernel("lacking"), "k.cubin")
+    (tree.root / "triton/empty/below").mkdir(parents=True)
+    time.sleep(TICK)
+    gc.collect()
+    gc.disable()
+    try:
+        tree.scan(tree.scan().index)
+        left = [one.place.path for one in gc.get_objects() if isinstance(one, Listed | Part)]
+    finally:
+        gc.enable()
+    assert left == []
