@@ -154,6 +154,7 @@ def _merge_changed(
     groups: dict[str, list[str]] = defaultdict(list)
     slots: dict[str, list[str]] = defaultdict(list)
     around = _groups_around(theirs, [path for path in changed if not ours[path].flags & GROUP])
+    single: list[str] = []
     for path in changed:
         flags = ours[path].flags
         if flags & GROUP:
@@ -163,7 +164,8 @@ def _merge_changed(
         elif flags & SLOT:
             slots[unit_of(path, ours[path])].append(path)
         else:
-            _merge_file(merged, base, theirs, ours, path, path in declined)
+            single.append(path)
+    _merge_single(merged, base, theirs, ours, single, declined)
     if groups:
         every = groups if len(changed) == len(ours) else _by_unit(ours, groups)
         _merge_groups(merged, base, theirs, ours, every)
@@ -181,18 +183,23 @@ def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
     return {path: group for path, group in both if group}
 
 
-def _merge_file(merged: Merged, base: Files, theirs: Files, ours: Files, path: str, was_declined: bool) -> None:
-    """`was_declined` says that ours was never base's file: what base has and ours lacks was not taken out by ours."""
-    published = theirs.get(path)
-    is_base = published is None or published.digest == _digest(base, path)
-    if published and published.flags & ours[path].flags & MERGE:
-        merged.to_merge.append(path)
-        if is_base and not was_declined:
-            merged.prevailing.add(path)
-    elif is_base:
-        _take(merged, ours, path)
-    else:
-        merged.declined[path] = ours[path].digest
+def _merge_single(
+    merged: Merged, base: Files, theirs: Files, ours: Files, paths: Sequence[str], declined: Declined
+) -> None:
+    """What was `declined` was never base's file in ours: what base has and ours lacks was not taken out by ours."""
+    took: list[str] = []
+    for path in paths:
+        published = theirs.get(path)
+        is_base = published is None or published.digest == _digest(base, path)
+        if published and published.flags & ours[path].flags & MERGE:
+            merged.to_merge.append(path)
+            if is_base and path not in declined:
+                merged.prevailing.add(path)
+        elif is_base:
+            took.append(path)
+        else:
+            merged.declined[path] = ours[path].digest
+    _take(merged, ours, took)
 
 
 def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, groups: Mapping[str, list[str]]) -> None:
@@ -205,8 +212,7 @@ def _merge_groups(merged: Merged, base: Files, theirs: Files, ours: Files, group
             merged.declined.update((path, ours[path].digest) for path in paths)
             continue
         merged.files.drop(published)
-        for path in paths:
-            _take(merged, ours, path)
+        _take(merged, ours, paths)
 
 
 def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots: Mapping[str, list[str]]) -> None:
@@ -215,13 +221,11 @@ def _merge_slots(merged: Merged, base: Files, theirs: Files, ours: Files, slots:
         published = of_theirs[slot]
         # If ours has one of these, it grew from the slot, even if base is another key's, or no longer known.
         grew = of_base[slot] or any(_digest(ours, path) == theirs[path].digest for path in published)
-        room = MAX_VARIANTS - len(published) if grew or not published else 0
+        room = max(0, MAX_VARIANTS - len(published)) if grew or not published else 0
         # Oldest first: the entry that was there when the slot was first answered, then its variants.
-        for number, path in enumerate(sorted(paths, key=lambda path: (ours[path].mtime_ns, path))):
-            if number < room:
-                _take(merged, ours, path)
-            else:
-                merged.declined[path] = ours[path].digest
+        by_age = sorted(paths, key=lambda path: (ours[path].mtime_ns, path))
+        _take(merged, ours, by_age[:room])
+        merged.declined.update((path, ours[path].digest) for path in by_age[room:])
 
 
 def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> None:
@@ -251,9 +255,9 @@ def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: 
     merged.files.put(item for item in theirs.items() if unit_of(*item) in units)
 
 
-def _take(merged: Merged, ours: Files, path: str) -> None:
-    merged.files[path] = ours[path]
-    merged.taken.add(path)
+def _take(merged: Merged, ours: Files, paths: Sequence[str]) -> None:
+    merged.files.put((path, ours[path]) for path in paths)
+    merged.taken.update(paths)
 
 
 def _digest(files: Files, path: str) -> bytes | None:

@@ -287,6 +287,14 @@ def test_a_slot_has_room_for_eight_the_oldest_first() -> None:
     assert not has_news(full)
 
 
+def test_a_slot_that_holds_more_than_eight_has_no_room() -> None:
+    theirs = {f"triton/slot/{number}": variant(f"{number}") for number in range(MAX_VARIANTS + 2)}
+    ours = {f"triton/slot/ours {number}": variant(f"ours {number}") for number in range(3)}
+    merged = merge(theirs, theirs, ours, {})
+    assert merged.files == theirs and merged.declined.keys() == ours.keys()
+    assert not merged.taken
+
+
 def test_what_is_in_one_slot_takes_no_room_in_another_that_is_deeper_or_less_deep() -> None:
     half = MAX_VARIANTS // 2
     base = {f"i/S/{number}": variant(str(number)) for number in range(half)}

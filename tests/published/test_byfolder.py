@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 import pytest
 from hypothesis import given
@@ -109,6 +109,24 @@ def test_a_path_that_is_not_there_raises_a_key_error() -> None:
             found[path]
         with pytest.raises(KeyError):
             del found[path]
+
+
+def test_a_folder_is_gone_through_once_whatever_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be ten thousand names in it."""
+    went: list[object] = []
+    take_out = ByFolder._take_out
+
+    def counted(files: ByFolder[int], key: str | None, gone: Set[str]) -> None:
+        went.append(key)
+        take_out(files, key, gone)
+
+    monkeypatch.setattr(ByFolder, "_take_out", counted)
+    gone = [f"a/{name}" for name in range(1, 60)]
+    found, paths = by_folder((f"a/{name}", name) for name in range(60)), Paths(["a/0", *gone])
+    found.drop([*gone, "a/absent", "b/absent"])
+    paths -= {*gone, "a/absent", "b/absent"}
+    assert dict(found.items()) == {"a/0": 0} and {*paths} == {"a/0"}
+    assert went == ["a", "a"]
 
 
 @given(st.sets(PATHS), st.sets(PATHS))
