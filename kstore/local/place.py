@@ -25,17 +25,17 @@ from kstore.local.stages import cannot_write, find_elsewhere, open_stages
 from kstore.local.staging import Staging
 from kstore.local.state import StateFolder
 from kstore.progress import Progress
-from kstore.published.manifest import Files, compact, nearest_folders, with_parents
+from kstore.published.manifest import Files, compact, folders_of, nearest_folders
 
 
 class _Plan(NamedTuple):
     """What can be placed, and where it is built."""
 
     wanted: Files
-    holding: Set[str]
-    """The nearest folder of each artifact."""
     needed: Set[str]
-    """These folders, and the folders above them."""
+    """All folders that they are in."""
+    bare: Set[str]
+    """Those of them that hold nothing but folders."""
     stages: dict[str, str]
     """Component → its staging folder."""
     elsewhere: set[str]
@@ -90,13 +90,11 @@ class Placer:
         before_move: Callable[[], None],
         *,
         since: float,
-        nearest: Set[str] | None,
         marks: bool,
     ) -> Placed:
         """Place `wanted`, but not where somebody has written `since`, by `time.monotonic`.
 
-        `folders` are the folders that exist already, as artifact paths. `nearest` are the folders that will hold the
-        artifacts `wanted` directly, if they are known.
+        `folders` are the folders that exist already, as artifact paths.
         `before_move` is called when everything is staged and nothing is in its place; if it raises, nothing is moved.
         With `marks`, folders that nobody has touched will be known by their time: see `untouched`.
         A blob that is missing or damaged costs its group, or itself if it is in none.
@@ -109,7 +107,7 @@ class Placer:
             before_move()
             return Placed()
         with self._telling(), ExitStack() as stack:
-            plan = self._plan(wanted, nearest, stack)
+            plan = self._plan(wanted, stack)
             staging = Staging(self._root, plan.stages, plan.wanted, plan.needed, plan.begun, since)
             marks = marks and not plan.refused
             try:
@@ -123,18 +121,16 @@ class Placer:
             with self._waiting.visible():
                 mover.move(placed, {*folders, *plan.elsewhere}, _components(plan.needed))
             placed.forget(mover.occupied, mover.refused)
-            placed.bare = plan.needed - plan.holding
+            placed.bare = plan.bare
         if len(plan.wanted) < len(wanted):
             placed.wanted, placed.lacking = wanted, placed.lacking | (wanted.keys() - plan.wanted.keys())
         placed.skipped += plan.unusable
         placed.skipped += (Skipped(path, reason) for path, reason in sorted(plan.refused.items()))
         return placed
 
-    def _plan(self, wanted: Files, nearest: Set[str] | None, stack: ExitStack) -> _Plan:
+    def _plan(self, wanted: Files, stack: ExitStack) -> _Plan:
         """What of `wanted` can be placed, and where it is built; `stack` removes those folders."""
-        holding = nearest_folders(wanted) if nearest is None else nearest
-        needed = with_parents(holding)
-        components = _components(needed)
+        components = _components(needed := folders_of(wanted))
         elsewhere = find_elsewhere(self._root, components)
         begun = self._begun if self._begun and not elsewhere else None
         stage = begun.stage if begun else stack.enter_context(self._state.staging())
@@ -148,9 +144,9 @@ class Placer:
                 begun.drop()
                 begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))
         if unusable or refused:
-            holding = nearest_folders(wanted)
-            needed = with_parents(holding)
-        return _Plan(wanted, holding, needed, stages, elsewhere, begun, unusable, refused)
+            needed = folders_of(wanted)
+        bare = needed - nearest_folders(wanted)
+        return _Plan(wanted, needed, bare, stages, elsewhere, begun, unusable, refused)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -28,7 +28,7 @@ from kstore.operations.unchanged import remember_placed
 from kstore.operations.wanted import choose_wanted, hindered
 from kstore.published.layers import attempt, remembers
 from kstore.published.leaning import supports_of
-from kstore.published.manifest import Files, compacted, nearest_folders
+from kstore.published.manifest import Files, compact, compacted
 from kstore.published.snapshot import Snapshot
 from kstore.report import RestoreReport, RestoreStatus, count_components
 from kstore.worker import Worker
@@ -65,18 +65,15 @@ class Restoration:
         """Restore; `status` names what was to be done. See `Placer.place` for `before_move`, and what it raises."""
         self._look()
         merged = self._compare()
+        merged.files = compact()  # Nothing is published: `files` has what is to be here.
         files = self._selected.files
         wanted = choose_wanted(files, self._found, merged)
         self._hindered = hindered(files, self._found, wanted)
-        is_fresh, nearest = self._selected.has_all and len(wanted) == len(files), self._nearest(wanted)
-        if self._begun and nearest is None:
-            self._begun.drop()
-        elif self._begun:
-            self._begun.unseen = self._worker.bound_of(self._snapshot.manifest)
-        placer = self._placer(self._begun if nearest is not None else None)
+        is_fresh = self._selected.has_all and len(wanted) == len(files)
+        placer = self._placer(self._begun_of(wanted))
         there = self._found.folders
         since = max(self._found.began, self._worker.state.own_until)
-        placed = placer.place(wanted, self._ref.packs, there, before_move, since=since, nearest=nearest, marks=is_fresh)
+        placed = placer.place(wanted, self._ref.packs, there, before_move, since=since, marks=is_fresh)
         try:
             self._remember(merged, placed)
         except (KstoreError, OSError) as error:
@@ -100,13 +97,18 @@ class Restoration:
         self._selected = select(worker, self._snapshot, self._found)
         self._skipped += self._selected.skipped
 
-    def _nearest(self, wanted: Files) -> Set[str] | None:
-        """The nearest folders of what is wanted, if that is all that the manifest has, and nothing for this host takes
-        the place of what is for any host.
+    def _begun_of(self, wanted: Files) -> Begun | None:
+        """What was begun, if what is wanted is all that the manifest has, and nothing for this host takes the place of
+        what is for any host. Otherwise it is dropped.
         """
-        manifest, bound = self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
+        begun, manifest, bound = self._begun, self._snapshot.manifest, self._worker.bound_of(self._snapshot.manifest)
         is_whole = self._selected.has_all and len(wanted) == len(manifest.files) + len(bound)
-        return nearest_folders(manifest.files) | nearest_folders(bound) if is_whole else None
+        if begun and not is_whole:
+            begun.drop()
+            return None
+        if begun:
+            begun.unseen = bound
+        return begun
 
     def _placer(self, begun: Begun | None) -> Placer:
         worker, storage = self._worker, self._worker.storage

@@ -253,17 +253,17 @@ class ByFolder(MutableMapping[str, Value]):
         """What is directly in each folder. It must not be changed."""
         return (Run(key, *folder) for key, folder in self._folders.items())
 
-    def _some_of(self, folder: _Folder, chosen: Iterable[object]) -> bytearray:
+    def _some_of(self, folder: _Folder, chosen: Iterable[object]) -> bytes:
         """Those of its records."""
         records, size = folder.records, self.form.size
         starts = compress(range(0, len(folder.names) * size, size) if size else (), chosen)
-        return bytearray().join([records[at : at + size] for at in starts])
+        return b"".join([records[at : at + size] for at in starts])
 
     def _take_out(self, key: str | None, gone: Set[str]) -> None:
         folder = self._folders[key]
         stays = [name not in gone for name in folder.names]
         numbers = dict(zip(compress(folder.names, stays), count()))
-        self._keep(key, numbers, self._some_of(folder, stays))
+        self._keep(key, numbers, bytearray(self._some_of(folder, stays)))
         self._count -= len(stays) - len(numbers)
 
     @overload

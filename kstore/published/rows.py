@@ -18,18 +18,19 @@ class Rows(Generic[Value]):
 
     def __init__(self, of: ByFolder[Value]) -> None:
         self._form = of.form
-        self._folders = [(folder, tuple(names), records) for folder, names, records in of.by_folder()]
+        self._folders = [run.folder for run in of.by_folder()]
+        self._names = [tuple(run.names) for run in of.by_folder()]
+        self._records = [run.records for run in of.by_folder()]
 
     @property
     def numbers(self) -> Iterator[int]:
         """Of all rows, in the order of the mapping."""
-        firsts = zip(count(0, _STEP), self._folders, strict=False)
-        return chain.from_iterable(range(first, first + len(names)) for first, (_, names, _) in firsts)
+        firsts = zip(count(0, _STEP), self._names, strict=False)
+        return chain.from_iterable(range(first, first + len(names)) for first, names in firsts)
 
     def path(self, number: int) -> str:
         """The path of a row."""
-        folder, names, _ = self._folders[number // _STEP]
-        name = names[number % _STEP]
+        folder, name = self._folders[number // _STEP], self._names[number // _STEP][number % _STEP]
         return name if folder is None else f"{folder}/{name}"
 
     def value(self, number: int) -> Value:
@@ -39,4 +40,4 @@ class Rows(Generic[Value]):
     def record(self, number: int) -> bytes | bytearray:
         """The same as a record."""
         start = number % _STEP * self._form.size
-        return self._folders[number // _STEP][2][start : start + self._form.size]
+        return self._records[number // _STEP][start : start + self._form.size]

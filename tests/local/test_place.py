@@ -68,9 +68,7 @@ class Place:
             root, self.state, self.blobs, Linker(), Progress(), waiting or Waiting(),
             lists=lists, below=lambda: below, begun=None,
         )  # fmt: skip
-        placed = placer.place(
-            wanted, self.packs, self.tree.scan().folders, before_move, since=since, nearest=None, marks=False
-        )
+        placed = placer.place(wanted, self.packs, self.tree.scan().folders, before_move, since=since, marks=False)
         assert [name for name in os.listdir(self.tree.root / ".kstore") if name.startswith("stage")] == []
         return placed
 
