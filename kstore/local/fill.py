@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
+_DIGEST = attrgetter("digest")
 THREADS = 2
 """More threads only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
@@ -153,17 +155,17 @@ class Filler:
 
     def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[Files, Iterable[Brought]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
-        packed = source.blobs.digests_in(packs)
-        loose = [path for path, e in among.items() if e.flags & LINK and e.digest not in packed]
+        packed, linkable = source.blobs.digests_in(packs), where_flags(among, lambda flags: flags & LINK)
         folder = source.blobs.loose.folder
-        if not loose or folder is None:
+        if folder is None or packed.issuperset(map(_DIGEST, linkable.values())):
             return among, []
+        loose = [path for path, entry in linkable.items() if entry.digest not in packed]
         # The first one finds out which way works.
         first = self._link(source.linker, folder, loose[:1])
         if source.linker.mode is LinkMode.COPY:
             return among, []
         others = where_flags(among, lambda flags: not flags & LINK)
-        others.put((path, e) for path, e in among.items() if e.flags & LINK and e.digest in packed)
+        others.put((path, entry) for path, entry in linkable.items() if entry.digest in packed)
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
         linking = [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]
         return others, chain([first], (part.result() for part in linking))
