@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Any
 
 from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
-from kstore.published.manifest import Files, compacted
+from kstore.published.manifest import Files, compacted, sizes_in
 from kstore.words import amount
 
 SCHEMA = 1
@@ -208,12 +208,13 @@ def summed(checkpoints: Sequence[CommitReport], last: CommitReport) -> CommitRep
 
 def count_components(*sets: Files) -> dict[str, Count]:
     """Artifacts of all these sets by component; "" for what is in none."""
-    counts = defaultdict[str, Count](Count)
+    counts, bytes_of = Counter[str](), Counter[str]()
     for files in map(compacted, sets):
-        for folder, _, records in files.by_folder():
-            sizes = [entry.size for entry in files.form.unpack(records)]
-            counts[(folder or "").partition("/")[0]] += Count.of(sizes)
-    return {name: counts[name] for name in sorted(counts)}
+        for folder, names, records in files.by_folder():
+            component = (folder or "").partition("/")[0]
+            counts[component] += len(names)
+            bytes_of[component] += sum(sizes_in(records, files.form))
+    return {name: Count(counts[name], bytes_of[name]) for name in sorted(counts)}
 
 
 def _describe(report: RestoreReport | CommitReport) -> dict[str, Any]:

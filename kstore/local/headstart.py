@@ -103,13 +103,13 @@ class Begun:
         records = b"".join(run.records for run in runs)
         making.result()
         way = finding.result()
-        linkable = (flags & LINK for flags in records[FLAGS_AT::ENTRY_SIZE])
+        flags = records[FLAGS_AT::ENTRY_SIZE]
         if way is LinkMode.COPY:
-            return Brought({}, [*compress(paths, linkable)])
+            return Brought({}, [path for path, its in zip(paths, flags, strict=True) if its & LINK])
         errors = link_rows(
             paths, records, folder, self.stage, needed=LINK, refused=BELOW, clones=way is LinkMode.REFLINK
         )
-        lacking = [path for path, error, may in zip(paths, errors, linkable, strict=True) if error and may]
+        lacking = [path for path, its in compress(zip(paths, flags, strict=True), errors) if its & LINK]
         return Brought({way: errors.tolist().count(0)}, lacking)
 
     def _find_way(self, folder: str, runs: Sequence[Run]) -> LinkMode:

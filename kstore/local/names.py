@@ -11,24 +11,27 @@ from kstore.published.manifest import DEEPEST, Files, compacted, group_of
 
 def refused_names(wanted: Files, stages: Mapping[str, str]) -> dict[str, str]:
     """The artifacts that cannot have their names here, each with all of its group, and why; `stages` by component."""
-    why: dict[str, str] = {}
-    for component, stage in stages.items():
-        longest_name = os.pathconf(stage, "PC_NAME_MAX")
-        longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
-        for path in _unusual(wanted, component, min(longest, longest_name, 2 * DEEPEST)):
-            if reason := _refusal(path, longest, longest_name):
-                why[group_of(path, wanted[path])] = reason
+    why, limits = {}, {component: _limits(stage) for component, stage in stages.items()}
+    for path in _unusual(wanted, min([2 * DEEPEST, *map(min, limits.values())])):
+        if reason := _refusal(path, *limits[path.partition("/")[0]]):
+            why[group_of(path, wanted[path])] = reason
     groups = ((path, group_of(path, entry)) for path, entry in wanted.items()) if why else ()
     return {path: why[group] for path, group in groups if group in why}
 
 
-def _unusual(wanted: Files, component: str, longest: int) -> Iterator[str]:
-    """The artifacts of a component whose folder holds one that is longer, or whose path is not ASCII."""
+def _limits(stage: str) -> tuple[int, int]:
+    """The longest path below a folder, and the longest name in it."""
+    longest = os.pathconf(stage, "PC_PATH_MAX") - len(os.fsencode(f"{stage}/\0"))
+    return longest, os.pathconf(stage, "PC_NAME_MAX")
+
+
+def _unusual(wanted: Files, longest: int) -> Iterator[str]:
+    """The artifacts beside, or with, a path that is longer or not ASCII."""
     for folder, names, _ in compacted(wanted).by_folder():
-        if folder is not None and folder.partition("/")[0] == component:
-            is_long = len(folder) + 1 + max(map(len, names)) > longest
-            if is_long or not folder.isascii() or not all(map(str.isascii, names)):
-                yield from (f"{folder}/{name}" for name in names)
+        start = "" if folder is None else f"{folder}/"
+        is_long = len(start) + max(map(len, names)) > longest
+        if is_long or not start.isascii() or not all(map(str.isascii, names)):
+            yield from (f"{start}{name}" for name in names)
 
 
 def _refusal(path: str, longest: int, longest_name: int) -> str:

@@ -256,8 +256,7 @@ class ByFolder(MutableMapping[str, Value]):
     def _some_of(self, folder: _Folder, chosen: Iterable[object]) -> bytes:
         """Those of its records."""
         records, size = folder.records, self.form.size
-        starts = compress(range(0, len(folder.names) * size, size) if size else (), chosen)
-        return b"".join([records[at : at + size] for at in starts])
+        return b"".join([records[n * size : n * size + size] for n, is_chosen in enumerate(chosen) if is_chosen])
 
     def _take_out(self, key: str | None, gone: Set[str]) -> None:
         folder = self._folders[key]

@@ -8,12 +8,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntFlag
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice, repeat, starmap
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from kstore import tables
+from kstore.digest import DIGEST_SIZE
 from kstore.errors import IntegrityError, described
 from kstore.pages import Row
 from kstore.published.byfolder import ByFolder, Form, Run
@@ -258,6 +259,16 @@ def unpack_entries(records: bytes | bytearray | memoryview) -> Iterator[Entry]:
     """The reverse of `pack_entries`, of records in a row."""
     # Entry._make of each, without a step of the interpreter for each of ten thousand.
     return map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(records))
+
+
+def sizes_in(records: bytes | bytearray, form: Form[Entry]) -> Iterator[int]:
+    """The size that is in each of some records in a row, for which no entry is made."""
+    return map(itemgetter(0), _only_size(form.size).iter_unpack(records))
+
+
+@cache
+def _only_size(record_size: int) -> struct.Struct:
+    return struct.Struct(f"<{DIGEST_SIZE}xQ{record_size - DIGEST_SIZE - 8}x")
 
 
 _FORM = Form(ENTRY_SIZE, pack_entries, unpack_entries)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from kstore.published.byfolder import ByFolder
 
 Value = TypeVar("Value")
+Records = bytes | bytearray
 _STEP = 1 << 32
 """The difference between the first rows of two folders."""
 
@@ -18,9 +19,11 @@ class Rows(Generic[Value]):
 
     def __init__(self, of: ByFolder[Value]) -> None:
         self._form = of.form
-        self._folders = [run.folder for run in of.by_folder()]
-        self._names = [tuple(run.names) for run in of.by_folder()]
-        self._records = [run.records for run in of.by_folder()]
+        self._folders, self._names, self._records = list[str | None](), list[tuple[str, ...]](), list[Records]()
+        for folder, names, records in of.by_folder():
+            self._folders.append(folder)
+            self._names.append(tuple(names))
+            self._records.append(records)
 
     @property
     def numbers(self) -> Iterator[int]:
@@ -37,7 +40,7 @@ class Rows(Generic[Value]):
         """The value of a row."""
         return next(self._form.unpack(self.record(number)))
 
-    def record(self, number: int) -> bytes | bytearray:
+    def record(self, number: int) -> Records:
         """The same as a record."""
         start = number % _STEP * self._form.size
         return self._records[number // _STEP][start : start + self._form.size]
