@@ -10,7 +10,7 @@ from typing import Any
 
 from kstore.local.found import Skipped
 from kstore.local.link import LinkMode
-from kstore.published.manifest import Files, compacted, sizes_in
+from kstore.published.manifest import Files, blobs_in, compacted
 from kstore.words import amount
 
 SCHEMA = 1
@@ -213,7 +213,7 @@ def count_components(*sets: Files) -> dict[str, Count]:
         for folder, names, records in files.by_folder():
             component = (folder or "").partition("/")[0]
             counts[component] += len(names)
-            bytes_of[component] += sum(sizes_in(records, files.form))
+            bytes_of[component] += sum(size for _, size in blobs_in(records, files.form))
     return {name: Count(counts[name], bytes_of[name]) for name in sorted(counts)}
 
 

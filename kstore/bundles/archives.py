@@ -22,7 +22,7 @@ from kstore.components import load_table
 from kstore.errors import UsageError
 from kstore.local.relocate import to_local
 from kstore.published.leaning import check_supported, fetch_many
-from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, sizes_of
+from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, blobs_of
 from kstore.published.ref import Ref
 from kstore.report import Count, Written
 from kstore.similarity import by_similarity
@@ -104,7 +104,7 @@ def _files(store: Store, ref: Ref, under: str, host: str, *, is_text: bool = Fal
     files, other_hosts = _choose(manifest, host)
     if is_text:
         _check_text(files)
-    check_supported(store.storage, snapshot, sizes_of(files.values()))
+    check_supported(store.storage, snapshot, dict(blobs_of(files)))
     held = Count.of([entry.size for entry in files.values()])
     fetch = partial(fetch_many, store.storage, (ref,))
     folder = os.path.normpath(under or _built_in(manifest))

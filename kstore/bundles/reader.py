@@ -116,8 +116,8 @@ class BundleReader:
         found = set()
         for digest, manifest in self._manifests(self.header.contents):
             found.add(digest)
-            for entry in manifest.entries():
-                _add(needed, entry.digest, entry.size)
+            for digest_of_blob, size in manifest.blobs():
+                _add(needed, digest_of_blob, size)
         for content in self.header.contents:
             if content.manifest not in found:
                 raise _manifest_missing(content)

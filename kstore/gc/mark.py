@@ -24,7 +24,7 @@ from kstore.progress import Progress
 from kstore.published.delta import read_manifest
 from kstore.published.fetched import Fetched, fetch_each, trouble_with
 from kstore.published.leaning import leaning
-from kstore.published.manifest import Manifest, sizes_of
+from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref, RefState, ref_name
 from kstore.report import Count
 from kstore.scope import Scope
@@ -108,7 +108,7 @@ def needs_of(storage: Storage, ref: Ref) -> Needs:
 
 def needs_in(blobs: BlobStore, ref: Ref, manifest: Manifest) -> Needs:
     """The same for a manifest that has been read."""
-    sizes = sizes_of(manifest.entries()) | ref.stored
+    sizes = dict(manifest.blobs()) | ref.stored
     held, unread = blobs.contents(ref.packs)
     inside = sizes.keys() & held
     leant = {digest: size for digest, size in leaning(manifest).items() if digest not in inside}

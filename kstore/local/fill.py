@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
-from operator import attrgetter
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -29,12 +28,11 @@ from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Brought
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import LINK, Files, compact, where_flags
+from kstore.published.manifest import LINK, Files, blobs_of, compact, where_flags
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
 
-_DIGEST = attrgetter("digest")
 THREADS = 2
 """More threads only wait for each other, in the filesystem and for the interpreter."""
 _LINK_COUNT = 512
@@ -155,11 +153,14 @@ class Filler:
 
     def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[Files, Iterable[Brought]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
-        packed, linkable = source.blobs.digests_in(packs), where_flags(among, lambda flags: flags & LINK)
+        packed = source.blobs.digests_in(packs)
         folder = source.blobs.loose.folder
-        if folder is None or packed.issuperset(map(_DIGEST, linkable.values())):
+        if folder is None or packed.issuperset(digest for digest, _ in blobs_of(among)):
             return among, []
+        linkable = where_flags(among, lambda flags: flags & LINK)
         loose = [path for path, entry in linkable.items() if entry.digest not in packed]
+        if not loose:
+            return among, []
         # The first one finds out which way works.
         first = self._link(source.linker, folder, loose[:1])
         if source.linker.mode is LinkMode.COPY:

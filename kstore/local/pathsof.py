@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs.packreader import Blob
-from kstore.published.manifest import Files, compacted
+from kstore.published.manifest import Files, blobs_of, compacted
 from kstore.published.rows import Rows
 
 
@@ -34,11 +34,11 @@ class PathsOf:
         self._others: dict[bytes, list[int]] = defaultdict(list)
         self._sizes = array("Q")
         """Those of the blobs, in the order of `_first`."""
-        for entry, number in zip(files.values(), self._rows.numbers, strict=True):
-            if self._first.setdefault(entry.digest, number) == number:
-                self._sizes.append(entry.size)
+        for (digest, size), number in zip(blobs_of(files), self._rows.numbers, strict=True):
+            if self._first.setdefault(digest, number) == number:
+                self._sizes.append(size)
             else:
-                self._others[entry.digest].append(number)
+                self._others[digest].append(number)
 
     def take(self, blobs: Iterable[Blob]) -> Contents:
         """All artifacts of these blobs. Whoever takes them writes them; nobody gets them a second time."""

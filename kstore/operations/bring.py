@@ -129,13 +129,13 @@ class _BringIn:
 
     def _lost(self, theirs: Theirs) -> set[bytes]:
         """Digests of incoming blobs that the newest generation needs and the store has lost."""
-        sizes = sizes_of(self._incoming.manifest.entries())
+        sizes = dict(self._incoming.manifest.blobs())
         return lost_of(self._storage, theirs.snapshot, sizes) if theirs.snapshot else set()
 
     def _upload_and_publish(self, theirs: Theirs, news: News, lost: set[bytes], reserved: Upload) -> None:
         """Whether another writer was faster shows when the generation that is newest by then is merged again."""
         uploader = self._uploader
-        among = {entry.digest for entry in self._incoming.manifest.entries()} | news.contents.keys()
+        among = {digest for digest, _ in self._incoming.manifest.blobs()} | news.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
         reliance = uploader.begin(theirs.snapshot, None, lambda: among, is_first=not theirs.generation)
         plan = self._plan(reliance, news, lost)

@@ -34,7 +34,7 @@ from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
-from kstore.published.manifest import HOST, MERGE, Manifest, sizes_of, where_flags
+from kstore.published.manifest import HOST, MERGE, Manifest, blobs_of, where_flags
 from kstore.published.races import outraced, races
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
@@ -262,7 +262,7 @@ class _Commit:
     def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
         """Digests of what this commit may bring or rely on."""
         manifests = (digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored)
-        return {entry.digest for entry in self._ours.files.values()}.union(proposal.contents, manifests)
+        return {digest for digest, _ in blobs_of(self._ours.files)}.union(proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, except what was written while the root was read."""
@@ -278,7 +278,7 @@ class _Commit:
         """Digests of blobs in ours that the newest generation needs and the store has lost."""
         if newest is None:
             return set()
-        ours = sizes_of(self._ours.files.values())
+        ours = dict(blobs_of(self._ours.files))
         return lost_of(self._storage, newest, ours, self._state.missed, lacks=self._newest.lacks_pack(newest.ref))
 
     def _unchanged(self, theirs: Theirs, proposal: Proposal) -> CommitReport:

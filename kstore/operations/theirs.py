@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from operator import attrgetter
 from typing import NamedTuple
 
 from kstore.creator import creator
@@ -65,7 +64,7 @@ class Theirs(NamedTuple):
             created=time.time(),
             creator=creator(),
             files=sum(map(len, (manifest.files, *manifest.hosts.values()))),
-            size=sum(map(attrgetter("size"), manifest.entries())),
+            size=sum(size for _, size in manifest.blobs()),
             parent=self.generation,
             line=self.line,
             lineage=self.followed.leads_to() if self.followed else (),

@@ -28,7 +28,7 @@ from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.fetched import Fetched, fetch_each, trouble_with
 from kstore.published.leaning import leaning, leans_on
-from kstore.published.manifest import Manifest, sizes_of
+from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
 from kstore.published.refs import Unlisted
 from kstore.published.scopes import every_scope, scopes_of
@@ -177,7 +177,7 @@ class _Verification:
             return
         self._report.generations += 1
         self.refs.append(ref)
-        sizes = sizes_of(manifest.entries()) | ref.stored
+        sizes = dict(manifest.blobs()) | ref.stored
         self._needed.update({digest: size.to_bytes(8, "little") for digest, size in sizes.items()})
         self._loose.add(_must_be_loose(fetched.blobs, ref, manifest))
 

@@ -25,7 +25,7 @@ from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.published.layers import ref_of
 from kstore.published.leaning import leaning, noted
 from kstore.published.lost import not_stored
-from kstore.published.manifest import Manifest, meta_of, sizes_of
+from kstore.published.manifest import Manifest, meta_of
 from kstore.published.races import outraced, races
 from kstore.published.ref import Ref, RefState
 from kstore.scope import Scope
@@ -149,7 +149,7 @@ def _lost_files(storage: Storage, ref: Ref) -> int:
     """
     lost = not_stored(storage, ref, _sizes(storage, ref))
     lost -= storage.blobs.digests_in(storage.blobs.packs_listed()) if lost else set()
-    return sum(entry.digest in lost for entry in storage.snapshot(ref).manifest.entries()) if lost else 0
+    return sum(digest in lost for digest, _ in storage.snapshot(ref).manifest.blobs()) if lost else 0
 
 
 def _before_newest(storage: Storage, scope: Scope) -> Ref:
@@ -246,7 +246,7 @@ def _sizes(storage: Storage, ref: Ref) -> dict[bytes, int]:
     """Digest → bytes of what a generation needs in this store."""
     manifest = storage.snapshot(ref).manifest
     leant = leaning(manifest)
-    return sizes_of(entry for entry in manifest.entries() if entry.digest not in leant) | ref.stored
+    return {digest: size for digest, size in manifest.blobs() if digest not in leant} | ref.stored
 
 
 def are_present(storage: Storage, packs: Iterable[str]) -> bool:

@@ -11,11 +11,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from kstore.errors import IntegrityError, StoreBelowMissing
 from kstore.published.layers import BASE
-from kstore.published.manifest import BELOW, Entry, Files, Manifest, compact, group_of, sizes_of, unit_of, where_flags
+from kstore.published.manifest import (
+    BELOW,
+    Entry,
+    Files,
+    Manifest,
+    blobs_of,
+    compact,
+    group_of,
+    sizes_of,
+    unit_of,
+    where_flags,
+)
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
@@ -34,7 +46,7 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     if not leans_on(manifest):
         return {}
     below = (where_flags(files, lambda flags: flags & BELOW) for files in manifest.sets)
-    return sizes_of(entry for files in below for entry in files.values())
+    return dict(chain.from_iterable(map(blobs_of, below)))
 
 
 def supports(storage: Storage) -> list[str]:
@@ -52,7 +64,7 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     if snapshot is None or snapshot.ref.depth:
         return set()
     here = (where_flags(files, lambda flags: not flags & BELOW) for files in snapshot.manifest.sets)
-    return {entry.digest for files in here for entry in files.values()}
+    return {digest for files in here for digest, _ in blobs_of(files)}
 
 
 def may_lean(storage: Storage, theirs: Snapshot | None) -> bool:

@@ -35,7 +35,7 @@ def lost_of(
     lacks = lacks_pack(storage, snapshot.ref) if lacks is None else lacks
     found = among.keys() if lacks else among.keys() & noted
     if found:
-        found &= {entry.digest for entry in snapshot.manifest.entries()}
+        found &= {digest for digest, _ in snapshot.manifest.blobs()}
     others = found - noted - leaning(snapshot.manifest).keys() if lacks else ()  # what it leans on was in no pack
     doubted, packed = ({d: among[d] for d in chosen} for chosen in (found & noted, others))
     lost = _unreadable(storage, snapshot.ref, doubted) | not_stored(storage, snapshot.ref, packed)

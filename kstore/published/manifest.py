@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cache, partial
 from itertools import chain, islice, repeat, starmap
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 from kstore import tables
 from kstore.digest import DIGEST_SIZE
@@ -178,6 +178,10 @@ class Manifest:
         """Every entry, of every set."""
         return chain.from_iterable(files.values() for files in self.sets)
 
+    def blobs(self) -> Iterator[tuple[bytes, int]]:
+        """The digest and the size, in bytes, of the blob of every entry."""
+        return chain.from_iterable(map(blobs_of, self.sets))
+
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
         meta = sorted((key.encode(), json.dumps(value).encode()) for key, value in self.meta.items())
@@ -261,14 +265,20 @@ def unpack_entries(records: bytes | bytearray | memoryview) -> Iterator[Entry]:
     return map(partial(tuple.__new__, Entry), _RECORD.iter_unpack(records))
 
 
-def sizes_in(records: bytes | bytearray, form: Form[Entry]) -> Iterator[int]:
-    """The size that is in each of some records in a row, for which no entry is made."""
-    return map(itemgetter(0), _only_size(form.size).iter_unpack(records))
+def blobs_in(records: bytes | bytearray, form: Form[Entry]) -> Iterator[tuple[bytes, int]]:
+    """The digest and the size, in bytes, that are in each of some records in a row. No entry is made for that."""
+    return cast(Iterator[tuple[bytes, int]], _blob_of(form.size).iter_unpack(records))
 
 
 @cache
-def _only_size(record_size: int) -> struct.Struct:
-    return struct.Struct(f"<{DIGEST_SIZE}xQ{record_size - DIGEST_SIZE - 8}x")
+def _blob_of(record_size: int) -> struct.Struct:
+    return struct.Struct(f"<{DIGEST_SIZE}sQ{record_size - DIGEST_SIZE - 8}x")
+
+
+def blobs_of(files: Files) -> Iterator[tuple[bytes, int]]:
+    """The digest and the size, in bytes, of the blob of each artifact."""
+    files = compacted(files)
+    return chain.from_iterable(blobs_in(records, files.form) for records in files.records())
 
 
 _FORM = Form(ENTRY_SIZE, pack_entries, unpack_entries)

@@ -151,7 +151,7 @@ class Accounts(Generic[Group]):
         number = self._numbers.setdefault(group, len(self._numbers) + 1)
         owners = [number, _PINNED] if holding.is_pinned else [number]
         self._held[number] = self.space.groups.setdefault(group, Held())
-        size = sum(entry.size for entry in holding.manifest.entries())
+        size = sum(size for _, size in holding.manifest.blobs())
         for one in (self._held[number], self.space.whole):
             one.generations += 1
             one.live += ref.state is RefState.LIVE

@@ -41,7 +41,7 @@ def packs_to_name(
         needed.add(delta.follows)
     may_hold, is_known_to_lack = plan.reliance.storage.blobs.may_hold, plan.reliance.storage.blobs.is_known_to_lack
     published = newest.packs if newest else ()
-    if published and theirs and any(entry.digest not in needed for entry in theirs.manifest.entries()):
+    if published and theirs and any(digest not in needed for digest, _ in theirs.manifest.blobs()):
         published = tuple(pack for pack in published if may_hold(pack, needed))
     # A pack that has only the manifest of its generation, because that was merged anew, is of no use to the next one.
     published = tuple(pack for pack in published if not is_known_to_lack(pack, needed))
@@ -64,6 +64,6 @@ def _without_gone(plan: UploadPlan, packs: tuple[str, ...], needed: set[bytes], 
     with suppress(OSError):  # What cannot be looked at now may be gone.
         there = tuple(pack for pack in packs if blobs.has_pack(pack))
         left = (kept_by(theirs) & needed) - blobs.digests_in(there)
-        if not blobs.loose.lacking({e.digest: e.size for e in theirs.manifest.entries() if e.digest in left}):
+        if not blobs.loose.lacking({digest: size for digest, size in theirs.manifest.blobs() if digest in left}):
             return there
     return packs

@@ -82,7 +82,7 @@ def _may_help(base: Snapshot, reliance: Reliance, sizes: Mapping[bytes, int]) ->
     """Whether the base has any of these blobs, or its manifest may be followed. Otherwise it is not asked for."""
     if base is reliance.theirs:
         return False
-    return not reliance.newest or (bool(sizes) and any(entry.digest in sizes for entry in base.manifest.entries()))
+    return not reliance.newest or (bool(sizes) and any(digest in sizes for digest, _ in base.manifest.blobs()))
 
 
 def _without_loose(

@@ -17,7 +17,7 @@ from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import unchosen, write_files
 from kstore.integrations.unpacked import CLASHES, temporary_root
 from kstore.published.leaning import check_supported, fetch_many
-from kstore.published.manifest import Files, sizes_of
+from kstore.published.manifest import Files, blobs_of
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.report import CommitReport, Count, LeftOut, Written
@@ -81,7 +81,7 @@ def bring_in(store: Store, data: bytes, key: str, source: str = "") -> Imported:
 
 
 def _fetch(store: Store, snapshot: Snapshot, carried: Files) -> Iterator[Artifact]:
-    ref, sizes = snapshot.ref, sizes_of(carried.values())
+    ref, sizes = snapshot.ref, dict(blobs_of(carried))
     check_supported(store.storage, snapshot, sizes)
     contents = {digest: bytes(data) for digest, data in fetch_many(store.storage, (ref,), sizes)}
     for path, entry in carried.items():
