@@ -94,6 +94,11 @@ class Begun:
             made = self._way, self.making[-1]
             self.linking.append(submit(self._link_pool, self._link, self._folder, runs, *made))
 
+    def missing(self, folders: Sequence[str]) -> list[str]:
+        """Those of these folders that are not being made. Nobody asks again: the others are let go of."""
+        made, self.folders = self.folders, set()
+        return [folder for folder in folders if folder not in made]
+
     def _make(self, folders: Sequence[str]) -> None:
         make_folders([f"{self.stage}/{path}" for path in folders])
 

@@ -6,7 +6,7 @@ A group's folder is always moved whole. A file that goes into an existing folder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -32,8 +32,8 @@ class _Plan(NamedTuple):
     """What can be placed, and where it is built."""
 
     wanted: Files
-    needed: Set[str]
-    """All folders that they are in."""
+    folders: Sequence[str]
+    """All folders that they are in, each after those above it."""
     bare: Set[str]
     """Those of them that hold nothing but folders."""
     stages: dict[str, str]
@@ -108,7 +108,7 @@ class Placer:
             return Placed()
         with self._telling(), ExitStack() as stack:
             plan = self._plan(wanted, stack)
-            staging = Staging(self._root, plan.stages, plan.wanted, plan.needed, plan.begun, since)
+            staging = Staging(self._root, plan.stages, plan.wanted, plan.folders, plan.begun, since)
             marks = marks and not plan.refused
             try:
                 placed = staging.fill(self._sources[0], packs, self._others, self._progress, marks=marks)
@@ -119,7 +119,7 @@ class Placer:
             before_move()
             mover = Mover(staging.staged, self._root.local_path, plan.wanted, staging.is_since)
             with self._waiting.visible():
-                mover.move(placed, {*folders, *plan.elsewhere}, _components(plan.needed))
+                mover.move(placed, {*folders, *plan.elsewhere}, _components(plan.folders))
             placed.forget(mover.occupied, mover.refused)
             placed.bare = plan.bare
         if len(plan.wanted) < len(wanted):
@@ -146,7 +146,7 @@ class Placer:
         if unusable or refused:
             needed = folders_of(wanted)
         bare = needed - nearest_folders(wanted)
-        return _Plan(wanted, needed, bare, stages, elsewhere, begun, unusable, refused)
+        return _Plan(wanted, sorted(needed), bare, stages, elsewhere, begun, unusable, refused)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -162,6 +162,6 @@ class Placer:
         return self._sources[1:]
 
 
-def _components(folders: Set[str]) -> set[str]:
+def _components(folders: Iterable[str]) -> set[str]:
     """The topmost of these folders."""
     return {folder for folder in folders if "/" not in folder}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -33,22 +33,23 @@ class Staging:
         root: CacheRoot,
         stages: dict[str, str],
         wanted: Files,
-        folders: Iterable[str],
+        folders: Sequence[str],
         begun: Begun | None,
         since: float,
     ) -> None:
-        """`folders` are all that `wanted` is in; `since` is when the root was looked at, by `time.monotonic`."""
+        """`folders` are all that `wanted` is in, each after those above it; `since` is when the root was looked at, by
+        `time.monotonic`.
+        """
         self._stages = stages
         self._writer = Writer(root, stages, self.staged, wanted)
         ago_ns = int((time.monotonic() - since) * _SECOND)
         self._since_ns = {stage: clock_of(stage) - ago_ns for stage in set(stages.values())}
         self._wanted = wanted
-        self._folders = sorted(folders)
-        """As artifact paths, each after those above it."""
+        self._folders = folders
         self._begun = begun
         self._making: Sequence[Future[None]] = begun.making if begun else ()
         """Done when the folders exist that somebody has begun to make."""
-        self._missing = [folder for folder in self._folders if folder not in begun.folders] if begun else self._folders
+        self._missing = begun.missing(folders) if begun else folders
         """The other folders."""
 
     def staged(self, path: str) -> str:
