@@ -35,12 +35,10 @@ from kstore.published.manifest import (
     compacted,
     copy_of,
     folders_of,
-    nearest_folders,
     parents_of,
     unit_of,
     unlike,
     where_flags,
-    with_parents,
 )
 from kstore.published.paths import Paths
 
@@ -239,7 +237,7 @@ def _drop_replaced(merged: Merged, base: Files, theirs: Files, ours: Files) -> N
 def _decline_contradictions(merged: Merged, theirs: Files, ours: Files, beside: Sequence[Files]) -> None:
     """Leave out each taken file that is a folder elsewhere, or is below a file, with its group or slot."""
     every = (merged.files, *beside)
-    folders = with_parents(set[str]().union(*map(nearest_folders, every)))
+    folders = folders_of(*every)
     both = {path for files in every for path in folders & files.keys()}
     if not both:
         return

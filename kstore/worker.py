@@ -25,7 +25,7 @@ from kstore.local.unread import Offer
 from kstore.local.untouched import UNMARKED, Mark, Untouched
 from kstore.progress import Progress
 from kstore.published.layers import base_of
-from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, compact, nearest_folders
+from kstore.published.manifest import RELOCATE, Entry, Files, Manifest, in_components
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 
@@ -113,10 +113,7 @@ class Worker:
 
     def managed_files_of(self, manifest: Manifest) -> Files:
         """The same, of the components that this worker manages."""
-        files, managed = self.files_of(manifest), self.root.folders
-        if managed.keys() >= {folder.partition("/")[0] for folder in nearest_folders(files)}:
-            return files
-        return compact(item for item in files.items() if item[0].partition("/")[0] in managed)
+        return in_components(self.files_of(manifest), self.root.folders)
 
     def bound_of(self, manifest: Manifest) -> Files:
         """The artifacts of a manifest that run only on hosts like this one."""

@@ -25,7 +25,7 @@ from kstore.local.stages import cannot_write, find_elsewhere, open_stages
 from kstore.local.staging import Staging
 from kstore.local.state import StateFolder
 from kstore.progress import Progress
-from kstore.published.manifest import Files, compact, folders_of, nearest_folders
+from kstore.published.manifest import Files, compacted, folders_of, in_components, nearest_folders
 
 
 class _Plan(NamedTuple):
@@ -136,10 +136,10 @@ class Placer:
         stage = begun.stage if begun else stack.enter_context(self._state.staging())
         stages, unusable = open_stages(self._root, self._state, components, elsewhere, stage, stack)
         if unusable:
-            wanted = compact(item for item in wanted.items() if item[0].partition("/")[0] in stages)
+            wanted = in_components(wanted, stages)
         refused = refused_names(wanted, stages)
         if refused:
-            wanted = compact(item for item in wanted.items() if item[0] not in refused)
+            wanted = compacted(wanted).without(refused)
             if begun:
                 begun.drop()
                 begun, stages = None, dict.fromkeys(stages, stack.enter_context(self._state.staging()))

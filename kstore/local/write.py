@@ -17,14 +17,14 @@ from kstore.local.link import LinkMode, local_mode
 from kstore.local.pathsof import Contents
 from kstore.local.placed import Brought
 from kstore.local.relocate import to_local
-from kstore.published.manifest import LINK, MTIME, NEVER_IN_PLACE, RELOCATE, Entry, Files, pack_entries, unpack_entries
+from kstore.published.manifest import LINK, MTIME, NEVER_IN_PLACE, RELOCATE, Entry, Files, unpack_entries
 
 _COUNT = 512 if IS_COMPILED else 128
 """Files that are written in one go. If the calls are not compiled, all of them are open at once."""
 _SECOND = 1_000_000_000
 
-_Content = tuple[str, Entry, memoryview]
-"""An artifact's path, its entry, and what its blob holds."""
+_Content = tuple[str, Entry, bytes | bytearray, memoryview]
+"""An artifact's path, its entry, the same as a record, and what its blob holds."""
 
 
 class Writer:
@@ -46,7 +46,7 @@ class Writer:
             OSError: one cannot be made (ENOSPC, EROFS, EDQUOT …).
         """
         paths, records, data = contents
-        left: Sequence[_Content] = [*zip(paths, unpack_entries(b"".join(records)), data, strict=True)]
+        left: Sequence[_Content] = [*zip(paths, unpack_entries(b"".join(records)), records, data, strict=True)]
         for stage in set(self._stages.values()):
             left = self._write_rows(stage, left)
         for at in range(0, len(left), _COUNT):  # One blob may have any number of paths.
@@ -56,21 +56,20 @@ class Writer:
     def _write_rows(self, stage: str, contents: Sequence[_Content]) -> Sequence[_Content]:
         """Write what is never changed in place: its blob's bytes. Returns the rest, and what could not be made so."""
         stages = self._stages
-        chosen = [entry.flags & LINK and stages[path.partition("/")[0]] == stage for path, entry, _ in contents]
+        chosen = [entry.flags & LINK and stages[path.partition("/")[0]] == stage for path, entry, _, _ in contents]
         rows = [*compress(contents, chosen)]
         if not rows:
             return contents
-        paths, entries, data = zip(*rows, strict=True)
-        records = b"".join(pack_entries(entries))
-        done = write_rows(paths, records, data, stage, second_ns=self._second)
+        paths, _, records, data = zip(*rows, strict=True)
+        done = write_rows(paths, b"".join(records), data, stage, second_ns=self._second)
         return [*compress(contents, map(not_, chosen)), *rows[done:]]
 
     def _new_files(self, contents: Sequence[_Content]) -> list[NewFile]:
         """What is to be written, column by column: the interpreter takes few steps for each of ten thousand."""
-        paths, entries, _ = zip(*contents, strict=True)
+        paths, entries, _, _ = zip(*contents, strict=True)
         written = (
             self._local_form(path.partition("/")[0], data) if entry.flags & RELOCATE else data
-            for path, entry, data in contents
+            for path, entry, _, data in contents
         )
         columns = zip(map(self._staged, paths), written, map(local_mode, entries), self._times_of(entries), strict=True)
         return [*map(partial(tuple.__new__, NewFile), columns)]
@@ -92,6 +91,6 @@ class Writer:
 
     def _known(self, contents: Sequence[_Content]) -> dict[str, Known]:
         """The files among these that may be changed in place, for the index."""
-        changing = [(path, entry) for path, entry, _ in contents if entry.flags not in NEVER_IN_PLACE]
+        changing = [(path, entry) for path, entry, _, _ in contents if entry.flags not in NEVER_IN_PLACE]
         both = zip(changing, stat_each([self._staged(path) for path, _ in changing]), strict=True)
         return {path: Known.placed(entry, found) for (path, entry), found in both if not found.error}

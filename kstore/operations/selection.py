@@ -10,7 +10,7 @@ from kstore.errors import IntegrityError
 from kstore.local.found import Scan, Skipped
 from kstore.operations.ours import HOST_UNKNOWN
 from kstore.published.leaning import leans_on, substitutes, unavailable
-from kstore.published.manifest import Files, Manifest, compact, compacted, nearest_folders
+from kstore.published.manifest import Files, Manifest, compacted, in_components, nearest_folders
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.published.untrusted import check_paths
@@ -38,11 +38,10 @@ def select(worker: Worker, snapshot: Snapshot, found: Scan) -> Selection:
     manifest, known = snapshot.manifest, worker.root.folders
     published = worker.files_of(manifest)
     unsure = _left_to_others(worker, manifest, published, snapshot.ref)
-    components = {path.partition("/")[0] for path in chain(nearest_folders(manifest.files), *manifest.hosts.values())}
-    unmanaged = [] if components.issubset(known) else sorted({p.partition("/")[0] for p in published} - set(known))
+    unmanaged = sorted({folder.partition("/")[0] for folder in nearest_folders(published)}.difference(known))
     skipped = [Skipped(component, "this worker does not manage the component") for component in unmanaged] + unsure
     if unmanaged:
-        published = compact(item for item in published.items() if item[0].partition("/")[0] in known)
+        published = in_components(published, known)
     away = unavailable(worker.storage, snapshot, published, found.files)
     if not away:
         return Selection(published, {}, has_all=True, skipped=skipped)
@@ -72,9 +71,7 @@ def _left_to_others(worker: Worker, manifest: Manifest, published: Files, ref: R
 
 def _substitutes(worker: Worker, snapshot: Snapshot, chosen: Files) -> Files:
     """What the stores below have in the place of what is not `chosen`: each by itself has been checked."""
-    known = worker.root.folders
-    found = substitutes(worker.storage, snapshot, chosen, worker.files_of)
-    found = {path: entry for path, entry in found.items() if path.partition("/")[0] in known}
+    found = in_components(substitutes(worker.storage, snapshot, chosen, worker.files_of), worker.root.folders)
     try:
         check_paths(chosen, found)
     except IntegrityError as error:

@@ -196,9 +196,9 @@ class ByFolder(MutableMapping[str, Value]):
         return other
 
     def without_folders(self, folders: Container[str]) -> ByFolder[Value]:
-        """A copy without what is directly in these folders."""
+        """A copy without what is directly in these folders; "" stands for paths in none, as in `folders`."""
         other = ByFolder(self.form)
-        other._folders = {key: _apart(folder) for key, folder in self._folders.items() if key not in folders}
+        other._folders = {key: _apart(folder) for key, folder in self._folders.items() if (key or "") not in folders}
         other._count = sum(len(names) for names, _ in other._folders.values())
         return other
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cache, partial
@@ -119,9 +119,9 @@ def parents_of(path: str) -> Iterator[str]:
         yield path
 
 
-def folders_of(paths: Iterable[str]) -> set[str]:
-    """Every folder that one of these artifacts is in, however deep; "" if one is in none."""
-    return with_parents(nearest_folders(paths))
+def folders_of(*every: Iterable[str]) -> set[str]:
+    """Every folder that one of all these artifacts is in, however deep; "" if one is in none."""
+    return with_parents(set[str]().union(*map(nearest_folders, every)))
 
 
 def nearest_folders(paths: Iterable[str]) -> set[str]:
@@ -297,6 +297,12 @@ def compacted(files: Files) -> ByFolder[Entry]:
 def where_flags(files: Files, holds: Callable[[int], object]) -> ByFolder[Entry]:
     """Those of the artifacts whose flags this holds for."""
     return compacted(files).where(FLAGS_AT, holds)
+
+
+def in_components(files: Files, components: Container[str]) -> ByFolder[Entry]:
+    """Those of the artifacts that are in these components."""
+    files = compacted(files)
+    return files.without_folders({folder for folder in files.folders if folder.partition("/")[0] not in components})
 
 
 def unlike(files: Files, other: Files) -> Iterator[str]:

@@ -20,8 +20,7 @@ from kstore.published.manifest import (
     Files,
     Manifest,
     compacted,
-    nearest_folders,
-    with_parents,
+    folders_of,
 )
 
 _PARTS = ("/./", "/../", f"/{KSTORE_FOLDER}/")
@@ -49,7 +48,7 @@ def check_paths(*sets: Files) -> None:
     Raises:
         IntegrityError: one is absolute, climbs, holds a NUL, is kstore's own, or is both a file and a folder.
     """
-    folders = with_parents(set[str]().union(*map(nearest_folders, sets)))
+    folders = folders_of(*sets)
     every = [*map(compacted, sets)]
     is_both = any(folder in files for files in every for folder in folders)
     if "" in folders or is_both or not all(stay_below(files.by_folder()) for files in every):
