@@ -239,7 +239,7 @@ def _difference(pair: Pair) -> Difference:
 
 
 def _change(left: Named, right: Named, is_configured_otherwise: bool) -> Change:
-    if left.item.substance == right.item.substance:
+    if left.item.unit != right.item.unit and left.item.substance == right.item.substance:
         return Change.MOVED
     is_same_key = left.item.kind in _KEYED and (left.item.unit == right.item.unit or left.item.kind in _SLOTS)
     return Change.REBUILT if is_same_key and not is_configured_otherwise else Change.CHANGED

@@ -50,6 +50,10 @@ def two(tmp_path: Path, layout: str) -> Two:
     return Two(tmp_path, layout)
 
 
+def no_blobs(_: Sizes) -> Iterator[tuple[bytes, bytes]]:
+    return iter(())
+
+
 def brief(comparison: Comparison) -> list[tuple[str, str]]:
     return [(str(found.change), found.name) for found in comparison.differences]
 
@@ -147,6 +151,19 @@ def test_a_graph_of_the_same_key_below_another_folder_is_rebuilt(two: Two, path:
         tree.put(f"vllm/torch_compile_cache/{path.format(side=side)}", side.encode())
 
     assert two.difference().change is Change.REBUILT
+
+
+def test_a_kernel_of_the_same_path_whose_list_differs_has_not_moved() -> None:
+    kernel = Artifact("triton/k/k.ptx", "", entry("ptx", Flag.GROUP, 2))
+    one, other = (
+        Side(
+            "m@1", Scope("gpu", "m", "torch"), 1, (kernel, Artifact("triton/k/__grp__k.json", "", listed)), {}, no_blobs
+        )
+        for listed in (entry("one", Flag.GROUP, 2), entry("other", Flag.GROUP, 2))
+    )
+    (found,) = compare_sides(one, other).differences
+
+    assert (found.change, found.files) == (Change.REBUILT, ("__grp__k.json",))
 
 
 def test_other_graphs_are_removed_and_added(two: Two) -> None:
