@@ -52,10 +52,14 @@ class Side:
 
     def for_host(self, host: str) -> Side:
         """What a host with that fingerprint would restore of it."""
-        artifacts = tuple(artifact for artifact in self.artifacts if artifact.host in ("", host))
-        is_bound = any(artifact.host for artifact in artifacts)
+        anyones = {artifact.path: artifact.entry for artifact in self.artifacts if not artifact.host}
+        bound = {
+            artifact.path: artifact.entry for artifact in self.artifacts if artifact.host and artifact.host == host
+        }
+        files = Manifest(anyones, {host: bound}).for_host(host)
+        artifacts = tuple(Artifact(path, host if path in bound else "", entry) for path, entry in files.items())
         others = {name: value for name, value in self.facts.items() if name != HOSTS}
-        return replace(self, artifacts=artifacts, facts=others | ({HOSTS: host} if is_bound else {}))
+        return replace(self, artifacts=artifacts, facts=others | ({HOSTS: host} if bound else {}))
 
     def describe(self) -> dict[str, Any]:
         """For machines."""

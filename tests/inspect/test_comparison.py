@@ -377,13 +377,24 @@ def test_comparing_with_the_cache_root_leaves_out_other_hosts(
 
 
 def test_of_several_hosts_a_side_keeps_only_what_the_one_would_restore() -> None:
-    files = [Artifact("inductor/ab/cone.main.so", host, entry(host)) for host in ("", "a", "b")]
+    files = [Artifact(f"inductor/ab/cone{host}.main.so", host, entry(host)) for host in ("", "a", "b")]
     every = Side("m@1", Scope("gpu", "m", "torch"), 1, tuple(files), {"hosts": "a b", "torch": "2"}, lambda _: iter(()))
 
     assert every.for_host("a").artifacts == (files[0], files[1])
     assert every.for_host("a").facts == {"hosts": "a", "torch": "2"}
     assert every.for_host("c").artifacts == (files[0],)
     assert every.for_host("c").facts == {"torch": "2"}
+
+
+def test_of_what_is_there_for_any_host_and_for_this_one_a_side_keeps_what_a_restore_would() -> None:
+    """This host's file, and its group whole."""
+    path, group = "inductor/ab/cone.main.so", "triton/k"
+    anyones = Artifact(path, "", entry("any")), Artifact(f"{group}/k.json", "", entry("any", Flag.GROUP, 2))
+    bound = Artifact(path, "a", entry("own")), Artifact(f"{group}/k.so", "a", entry("own", Flag.GROUP, 2))
+    every = Side("m@1", Scope("gpu", "m", "torch"), 1, (*anyones, *bound), {}, lambda _: iter(()))
+
+    assert sorted(every.for_host("a").artifacts) == sorted(bound)
+    assert sorted(every.for_host("b").artifacts) == sorted(anyones)
 
 
 def test_what_another_environments_cache_root_was_built_with_is_not_taken_from_this_process(tmp_path: Path) -> None:
