@@ -61,6 +61,7 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
     "data",
     {
         "no pages": b"",
+        "a piece of a page behind the last one": WHOLE + bytes(PAGE // 2),
         "a page size that is none": altered(40, "<I", 4097),
         "another magic number": altered(16, "<I", 0xBEEFC0DF),
         "another version of the format": altered(PAGE + 20, "<I", 2),
@@ -102,6 +103,58 @@ def test_values_larger_than_a_page_are_read_whole() -> None:
 def test_pages_that_lead_astray_are_refused(data: tuple[str, bytes]) -> None:
     with pytest.raises(IntegrityError):
         tablefiles.load(data[1])
+
+
+def lengthened(data: bytes, page: bytes) -> tuple[bytearray, int]:
+    """The file with a page more, which nothing leads to, and that page's number."""
+    longer, number = bytearray(data + page.ljust(PAGE, b"\0")), len(data) // PAGE
+    for meta in (0, PAGE):
+        struct.pack_into("<Q", longer, meta + 136, number)
+    return longer, number
+
+
+def with_large_value(page: bytes, size: int) -> bytearray:
+    """The first value of the leaf is large, and in a page of its own at the end."""
+    data, number = lengthened(WHOLE, bytes(16) + page)
+    struct.pack_into("<HHH", data, LEAF + NODE, size, 0, 1)
+    struct.pack_into("<Q", data, LEAF + NODE + 8 + len(b"000000"), number)
+    return data
+
+
+@pytest.mark.parametrize("flags", [4, 5, 6])
+def test_of_the_values_only_large_ones_lead_to_other_pages(flags: int) -> None:
+    data = with_large_value(b"elsewhere", len(b"elsewhere"))
+    assert tablefiles.load(bytes(data))["many"][b"000000"] == b"elsewhere"
+
+    struct.pack_into("<HHH", data, LEAF + NODE, 8, 0, flags)
+    with pytest.raises(IntegrityError, match=f"flags {flags}"):
+        tablefiles.load(bytes(data))
+
+
+def test_a_large_value_may_end_with_the_last_page_and_not_behind_it() -> None:
+    assert tablefiles.load(bytes(with_large_value(b"", PAGE - 16)))["many"][b"000000"] == bytes(PAGE - 16)
+    with pytest.raises(IntegrityError, match="elsewhere"):
+        tablefiles.load(bytes(with_large_value(b"", PAGE - 15)))
+
+
+def test_no_table_is_read_from_other_pages() -> None:
+    data, number = lengthened(WHOLE, bytes(16) + WHOLE[EMPTY : EMPTY + 48])
+    struct.pack_into("<H", data, MAIN + TABLE + 4, 1)
+    struct.pack_into("<Q", data, EMPTY, number)
+    with pytest.raises(IntegrityError, match="flags 1"):
+        tablefiles.load(bytes(data))
+
+
+@pytest.mark.parametrize("place", [2 * PAGE, PAGE - 6])
+def test_a_branch_has_no_node_outside_of_its_page(place: int) -> None:
+    """Nothing else is read two pages on; and the length of a node's key, here another page's number, tells nothing."""
+    data = bytearray(tablefiles.dump({"t": {b"%06d" % number: bytes(60) for number in range(100)}}))
+    root = next(page for page in range(2 * PAGE, len(data), PAGE) if data[page + 10] == 1)
+    (pointer,) = struct.unpack_from("<H", data, root + 16)
+    data[root + place : root + place + 6] = data[root + pointer : root + pointer + 6]
+    struct.pack_into("<H", data, root + 16, place)
+    with pytest.raises(IntegrityError, match="outside of it"):
+        tablefiles.load(bytes(data))
 
 
 def test_a_node_that_is_read_for_many_takes_no_more_than_its_page() -> None:
