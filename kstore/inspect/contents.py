@@ -27,7 +27,8 @@ from kstore.inspect.sides import Fetch, Sizes
 log = logging.getLogger(__name__)
 
 _CPP = ".cpp"
-_PYTHON = ".py"
+_TELLING = {Kind.AUTOTUNE: ".best_config", Kind.GENERATED_CODE: ".py"}
+"""How those files end that say more about themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def read_contents(items: Items, wanted: Collection[Item], fetch: Fetch) -> dict[
 
 
 def _unread(item: Item) -> Content:
-    return _UNREAD if item.kind in (Kind.TRITON_KERNEL, Kind.GENERATED_CODE) else UNKNOWN
+    """What is known of an item without a file to read: too little if that is too large, or a kernel's is missing."""
+    return _UNREAD if item.kind is Kind.TRITON_KERNEL or _description(item) else UNKNOWN
 
 
 def read_codes(items: Collection[Item], fetch: Fetch) -> dict[Item, bytes]:
@@ -90,16 +92,19 @@ def _readable(fetch: Fetch, sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
 
 def _telling(item: Item) -> Part | None:
     """The file of an item that is worth reading."""
-    part, limit = None, MAX_SOURCE
-    if item.kind is Kind.TRITON_KERNEL:
-        part, limit = item.metadata(), MAX_METADATA
-    elif item.kind is Kind.AUTOTUNE and item.unit.endswith(".best_config"):
-        part, limit = min(item.parts), MAX_METADATA
-    elif item.kind is Kind.CPP_KERNEL:
-        part = min((part for part in item.parts if part.name.endswith(_CPP)), default=None)
-    elif item.kind is Kind.GENERATED_CODE and item.unit.endswith(_PYTHON):
-        part = min(item.parts)
+    limit = MAX_METADATA if item.kind in (Kind.TRITON_KERNEL, Kind.AUTOTUNE) else MAX_SOURCE
+    part = _description(item)
     return part if part and part.size <= limit else None
+
+
+def _description(item: Item) -> Part | None:
+    """The file of an item that says more about it, however large."""
+    if item.kind is Kind.TRITON_KERNEL:
+        return item.metadata()
+    if item.kind is Kind.CPP_KERNEL:
+        return min((part for part in item.parts if part.name.endswith(_CPP)), default=None)
+    ending = _TELLING.get(item.kind)
+    return min(item.parts) if ending and item.unit.endswith(ending) else None
 
 
 class _Reader:

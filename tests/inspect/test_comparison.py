@@ -50,8 +50,9 @@ def two(tmp_path: Path, layout: str) -> Two:
     return Two(tmp_path, layout)
 
 
-def no_blobs(_: Sizes) -> Iterator[tuple[bytes, bytes]]:
-    return iter(())
+def side_of(*artifacts: Artifact) -> Side:
+    """A generation of which no blob can be fetched."""
+    return Side("m@1", Scope("gpu", "m", "torch"), 1, artifacts, {}, lambda sizes: iter(()))
 
 
 def brief(comparison: Comparison) -> list[tuple[str, str]]:
@@ -156,10 +157,8 @@ def test_a_graph_of_the_same_key_below_another_folder_is_rebuilt(two: Two, path:
 def test_a_kernel_of_the_same_path_whose_list_differs_has_not_moved() -> None:
     kernel = Artifact("triton/k/k.ptx", "", entry("ptx", Flag.GROUP, 2))
     one, other = (
-        Side(
-            "m@1", Scope("gpu", "m", "torch"), 1, (kernel, Artifact("triton/k/__grp__k.json", "", listed)), {}, no_blobs
-        )
-        for listed in (entry("one", Flag.GROUP, 2), entry("other", Flag.GROUP, 2))
+        side_of(kernel, Artifact("triton/k/__grp__k.json", "", entry(listed, Flag.GROUP, 2)))
+        for listed in ("one", "other")
     )
     (found,) = compare_sides(one, other).differences
 
@@ -220,6 +219,30 @@ def test_a_tuned_choice_shows_what_was_chosen(two: Two) -> None:
     found = two.difference()
 
     assert (found.change, found.fields) == (Change.CHANGED, (Field("num_warps", 4, 8),))
+
+
+def test_a_choice_that_is_too_large_to_be_read_is_not_told_as_one_without_options(two: Two) -> None:
+    put_choice(two.left, "k", num_warps=4, padding="x" * (1 << 20))
+    put_choice(two.right, "k", num_warps=8)
+    found = two.compare()
+
+    assert [(each.change, each.fields) for each in found.differences] == [(Change.CHANGED, ())]
+    assert found.unread == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "unread"),
+    [
+        ("cone.main.cpp", 3 << 20, 1),
+        ("cone.main.so", 3 << 20, 0),
+        ("cone.py", 3 << 20, 1),
+        ("one.best_config", 2 << 20, 1),
+    ],
+)
+def test_what_would_tell_and_is_too_large_to_be_read_is_counted(path: str, size: int, unread: int) -> None:
+    held = side_of(Artifact(f"inductor/ab/{path}", "", entry()._replace(size=size)))
+
+    assert compare_sides(held, side_of()).unread == unread
 
 
 def test_a_choice_is_named_by_the_kernel_that_it_chose(two: Two) -> None:
@@ -391,7 +414,7 @@ def test_of_what_is_there_for_any_host_and_for_this_one_a_side_keeps_what_a_rest
     path, group = "inductor/ab/cone.main.so", "triton/k"
     anyones = Artifact(path, "", entry("any")), Artifact(f"{group}/k.json", "", entry("any", Flag.GROUP, 2))
     bound = Artifact(path, "a", entry("own")), Artifact(f"{group}/k.so", "a", entry("own", Flag.GROUP, 2))
-    every = Side("m@1", Scope("gpu", "m", "torch"), 1, (*anyones, *bound), {}, lambda _: iter(()))
+    every = side_of(*anyones, *bound)
 
     assert sorted(every.for_host("a").artifacts) == sorted(bound)
     assert sorted(every.for_host("b").artifacts) == sorted(anyones)
@@ -493,8 +516,7 @@ def test_paths_that_anybody_may_have_written_are_compared_all_the_same() -> None
     entries = tuple(
         Artifact(path, "", entry(repr(path), Flag.GROUP, unit)) for path in paths for unit in (0, 1, 2, 255)
     )
-    held = Side("m@1", Scope("gpu", "m", "torch"), 1, entries, {}, lambda sizes: iter(()))
-    found = compare_sides(held, replace(held, artifacts=()))
+    found = compare_sides(side_of(*entries), side_of())
 
     assert {difference.change for difference in found.differences} == {Change.REMOVED}
 
