@@ -46,6 +46,14 @@ def test_a_whole_name_wins_over_one_that_only_ends_so(one: One) -> None:
     assert find_artifact(one.side(), "add.ptx").path == f"{folder}/add.ptx"
 
 
+def test_a_whole_path_wins_over_one_that_ends_with_it(one: One) -> None:
+    """A serving engine may have a folder of Triton's."""
+    path = f"{put_kernel(one.tree, 'add')}/add.ptx"
+    put_kernel(one.tree, "add", below="sglang/torch_compile_cache/model/triton")
+
+    assert find_artifact(one.side(), path).path == path
+
+
 def test_a_cpp_kernel_is_found_by_its_name(one: One) -> None:
     put_module(one.tree, {"cpp_fused_add_0": "out[0] = 1;"})
     path = put_cpp(one.tree, "out[0] = 1;")
@@ -53,6 +61,9 @@ def test_a_cpp_kernel_is_found_by_its_name(one: One) -> None:
 
     assert find_artifact(one.side(), "cpp_fused_add_0.main.cpp").path == path
     assert find_artifact(one.side(), "cpp_fused_add_0").path == path
+    for text in ("cpp_fused_add_0.main.so", "cpp_fused_add_01"):
+        with pytest.raises(MissError):
+            find_artifact(one.side(), text)
 
 
 def test_the_module_of_a_triton_kernel_is_found_by_its_name(one: One) -> None:
@@ -115,6 +126,9 @@ def test_a_path_of_several_hosts_means_this_hosts_file(tmp_path: Path, monkeypat
 
     assert find_artifact(side, "cone.main.so").host == "b" * 16
     assert read_artifact(side, find_artifact(side, "cone.main.so")).endswith(b"b")
+
+    monkeypatch.setattr("kstore.inspect.artifact.detect_host", lambda: Host("d" * 16, {}))
+    assert find_artifact(side, "cone.main.so").host == "a" * 16
 
 
 def test_the_bytes_are_those_in_the_store_with_its_placeholder(one: One) -> None:

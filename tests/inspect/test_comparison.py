@@ -85,6 +85,16 @@ def test_a_kernel_with_another_option_is_the_same_kernel_changed(two: Two) -> No
     assert found.other_code is None
 
 
+def test_an_option_that_only_one_of_two_kernels_has_is_told(two: Two) -> None:
+    put_kernel(two.left, "triton_add")
+    put_kernel(two.right, "triton_add", maxnreg=64)
+    comparison = two.compare()
+    (found,) = comparison.differences
+
+    assert found.fields == (Field("maxnreg", None, 64),)
+    assert [(tally.same, tally.different[Change.CHANGED]) for tally in comparison.tallies] == [(0, 1)]
+
+
 def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_file(two: Two) -> None:
     for tree, code, line in ((two.left, "add", 1), (two.right, "sub", 1)):
         put_kernel(tree, "changed", code=code, line=line)
@@ -133,7 +143,24 @@ def test_the_same_key_with_other_bytes_is_a_rebuilt_graph(two: Two) -> None:
     two.left.autograd("aone", "one")
     two.right.autograd("aone", "other")
 
-    assert brief(two.compare()) == [("rebuilt", "fone"), ("rebuilt", "aone")]
+    found = two.compare()
+
+    assert brief(found) == [("rebuilt", "fone"), ("rebuilt", "aone")]
+    assert {each.files for each in found.differences} == {()}  # They are named by their content.
+
+
+def test_a_file_that_no_key_names_has_changed(two: Two) -> None:
+    for tree, times in ((two.left, "1"), (two.right, "2")):
+        tree.put("tunableop/tunableop_results0.csv", times.encode())
+
+    assert brief(two.compare()) == [("changed", "tunableop/tunableop_results0.csv")]
+
+
+def test_a_kernel_with_one_form_more_is_a_rebuilt_one() -> None:
+    forms = [Artifact(f"triton/k/k.{suffix}", "", entry(suffix, Flag.GROUP, 2)) for suffix in ("ptx", "llir")]
+    (found,) = compare_sides(side_of(forms[0]), side_of(*forms)).differences
+
+    assert (found.change, found.fields, found.files) == (Change.REBUILT, (), ("k.llir",))
 
 
 def test_one_more_answer_to_a_graphs_key_is_a_change(two: Two) -> None:
@@ -263,6 +290,7 @@ def test_a_kernel_with_broken_metadata_is_told_by_its_name(two: Two, metadata: b
     assert brief(found) == [("changed", "triton_add")]
     assert found.differences[0].fields == ()  # Nobody knows what they were.
     assert found.unread == 1
+    assert compare_sides(found.right, found.left).differences[0].fields == ()
 
 
 def test_a_lost_blob_costs_only_what_it_would_have_told(two: Two) -> None:

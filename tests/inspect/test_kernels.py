@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kstore.inspect.kernels import (
+    chosen_kernel,
     code_digest,
     definitions,
     jitted_name,
@@ -32,6 +33,17 @@ def test_when_and_how_a_choice_was_made_is_no_choice() -> None:
     data = json.dumps({"XBLOCK": 64, "time_taken_ms": 3, "configs_hash": "a", "triton_cache_hash": "B"})
 
     assert read_choice(data.encode()) == {"XBLOCK": 64}
+
+
+@pytest.mark.parametrize("value", [[[1]], [1, {}], {"b": [1]}, {"b": {"c": 1}}])
+def test_what_is_neither_a_value_nor_a_list_of_values_is_left_out(value: object) -> None:
+    """The others can be compared, and be part of a set."""
+    assert read_configuration(json.dumps({"a": value, "num_warps": 4}).encode()) == {"num_warps": 4}
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b'{"triton_cache_hash": [1]}'])
+def test_a_choice_that_names_no_kernel_is_that_of_none(data: bytes) -> None:
+    assert chosen_kernel(data) == ""
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000])
@@ -78,9 +90,10 @@ def test_a_module_cut_short_has_no_kernels(text: str) -> None:
 
 
 def test_of_a_module_cut_short_the_kernels_before_the_cut_are_found() -> None:
-    cut = MODULE[: MODULE.rindex("'''")]
+    end = MODULE.rindex("'''")
 
-    assert [kernel.name for kernel in definitions(cut)] == ["cpp_fused_add_0"]
+    for cut in (MODULE[:end], MODULE[: MODULE.rindex("'''", 0, end)]):
+        assert [kernel.name for kernel in definitions(cut)] == ["cpp_fused_add_0"]
 
 
 def test_a_definition_without_a_source_hides_no_other() -> None:

@@ -28,6 +28,14 @@ def test_what_has_the_same_bytes_is_compared_whatever_else_has_its_name() -> Non
     assert paired(left, [variant("c", "two")]) == {("a", ""), ("b", "c")}
 
 
+def test_the_variant_that_is_least_like_the_others_is_left_over() -> None:
+    left = [variant("a", "one", num_warps=1, shared=1), variant("b", "two", num_warps=8)]
+    right = [variant("c", "three", num_warps=8, maxnreg=64)]
+
+    assert paired(left, right) == {("a", ""), ("b", "c")}
+    assert paired(right, left) == {("", "a"), ("c", "b")}
+
+
 def test_of_very_many_variants_those_with_the_same_configuration_are_compared() -> None:
     left = [variant(f"left {number}", f"one {number}", shared=number) for number in range(100)]
     right = [variant(f"right {number}", f"other {number}", shared=number) for number in reversed(range(100))]
