@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shlex
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +102,36 @@ def test_a_system_that_has_none_is_named(monkeypatch: pytest.MonkeyPatch, code: 
     monkeypatch.setattr(os, "memfd_create", refused)
     with pytest.raises(KstoreError, match=f"{os.strerror(code)}$"):
         tablefiles.dump({"t": {}})
+
+
+def test_so_is_one_that_has_none_whatever_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Libc:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def memfd_create(self, *_: object) -> int:
+            ctypes.set_errno(errno.ENOSYS)
+            return -1
+
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(ctypes, "CDLL", Libc)
+    with pytest.raises(KstoreError, match=f"{os.strerror(errno.ENOSYS)}$"):
+        tablefiles.dump({"t": {}})
+
+
+@pytest.mark.parametrize(
+    ("error", "advises"),
+    [(lmdb.MemoryError("x"), True), (OSError(errno.ENOMEM, "x"), True), (OSError(errno.EMFILE, "x"), False)],
+)
+def test_where_there_is_no_memory_it_is_said_what_to_look_at(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, advises: bool
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lmdb, "open", refused)
+    with pytest.raises(KstoreError) as found:
+        tablefiles.dump({"t": {}})
+    assert ("how much memory this process may take" in str(found.value)) is advises
 
 
 @pytest.mark.parametrize("count", [10_000, 50_000])
