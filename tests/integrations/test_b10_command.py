@@ -169,6 +169,16 @@ def test_a_server_that_cannot_be_started_is_told_as_by_a_shell(deployment: Deplo
         assert process.returncode == 127
 
 
+def test_a_server_s_script_without_a_first_line_that_says_so_is_for_the_shell(deployment: Deployment) -> None:
+    script = deployment.folder / "serve"
+    script.write_text('echo "$1, $#"; exit 7\n')
+    script.chmod(0o755)
+    for enabled in ("0", "1"):
+        process = deployment.command("--", str(script), "two words", "more", BASETEN_FS_ENABLED=enabled)
+        assert process.communicate(timeout=60)[0] == "two words, 2\n"
+        assert process.returncode == 7
+
+
 def test_beside_a_server_it_waits_until_that_is_ready_and_saves(deployment: Deployment) -> None:
     deployment.start(deployment.server("one"), "first")
     process = deployment.command(B10_TRANSFER_VLLM_URL=deployment.url("one"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from kstore.cli.child import exit_code_of
+from kstore.cli.launcher import become
 from kstore.cli.program import run
 from kstore.cli.streams import flush_streams, prepare_streams
 from kstore.integrations.b10.deployment import Deployment
@@ -91,10 +91,7 @@ def _prepare() -> Deployment | None:
 def _replace_us(program: Sequence[str]) -> int:
     """Run the program in our place."""
     sys.stdout.flush()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, which the program would inherit.
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(program[0], list(program))
-    except OSError as error:
-        log.error("kstore: cannot run %r: %s", program[0], error.strerror)
-        return exit_code_of(error)
+    number = become(program, os.environ)
+    error = OSError(number, os.strerror(number))
+    log.error("kstore: cannot run %r: %s", program[0], error.strerror)
+    return exit_code_of(error)
