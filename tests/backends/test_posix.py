@@ -396,6 +396,17 @@ def test_nobody_waits_until_a_file_that_is_far_away_is_closed(backend: PosixBack
     assert set(os.listdir("/proc/self/fd")) == fds
 
 
+def test_a_file_that_is_near_is_closed_by_whoever_has_read_it(
+    backend: PosixBackend, far: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread is troubled."""
+    monkeypatch.setattr(reading, "NEAR", 1)
+    for _ in range(2):
+        assert backend.get("name") == b"content"
+        backend.open("name").close()
+    assert [far.get(timeout=60) for _ in range(4)] == [True] * 4
+
+
 def test_only_a_few_files_that_cannot_be_closed_stay_open(
     backend: PosixBackend, far: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

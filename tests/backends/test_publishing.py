@@ -35,14 +35,18 @@ def test_a_link_whose_reply_was_lost_has_succeeded(backend: PosixBackend, monkey
         assert not backend.put_if_absent("name", b"theirs")
 
 
+@pytest.mark.parametrize("is_anothers", [False, True])
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EIO])
 def test_without_hard_links_the_first_still_wins(
-    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, code: int, is_anothers: bool
 ) -> None:
+    """Also where a server makes our files another user's."""
+
     def refuse(source: str, target: str) -> None:
         raise OSError(code, os.strerror(code), target)
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + is_anothers)
     backend.put("other", b"")
     assert backend.put_if_absent("name", b"first")
     assert not backend.put_if_absent("name", b"second")
