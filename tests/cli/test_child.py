@@ -31,6 +31,27 @@ asks = threading.Thread(target=ask_the_compiler).start
 print(run_child(Launcher(), ["sleep", "60"], os.environ, asks, note))
 """
 PLAIN = "print(run_child(Launcher(), sys.argv[1:], os.environ, lambda: None, print))"
+ONCE_MORE = """
+from kstore.cli import child
+reap = child._reap
+
+def reap_as_somebody_types(number):
+    code = reap(number)
+    os.kill(os.getpid(), signal.SIGINT)
+    return code
+
+child._reap = reap_as_somebody_types
+"""
+OF_KERNEL = """
+from types import SimpleNamespace
+from kstore.cli import child
+wait, told = signal.sigwaitinfo, [(signal.SIGXCPU, child._SI_KERNEL), (signal.SIGRTMAX, 0)]
+
+def wait_for_kernel(numbers):
+    return SimpleNamespace(**dict(zip(("si_signo", "si_code"), told.pop(0)))) if told else wait(numbers)
+
+signal.sigwaitinfo = wait_for_kernel
+"""
 LEAVES_AN_ORPHAN = """
 orphan=$(sh -c 'sleep 0 >/dev/null & echo $!')
 for i in $(seq 1000); do [ -e /proc/$orphan ] || exit 5; sleep 0.02; done
@@ -49,3 +70,11 @@ def test_what_another_thread_runs_is_its_own_to_wait_for() -> None:
 
 def test_an_orphan_of_the_command_does_not_stay_a_zombie() -> None:
     assert lines_of(PLAIN, "sh", "-c", LEAVES_AN_ORPHAN) == ["5"]
+
+
+def test_a_ctrl_c_that_comes_as_the_command_ends_does_not_end_what_follows() -> None:
+    assert lines_of(ONCE_MORE + PLAIN, "sh", "-c", "exit 5") == ["5"]
+
+
+def test_the_processor_time_that_we_have_used_is_not_the_commands_trouble() -> None:
+    assert lines_of(OF_KERNEL + PLAIN, "sleep", "60")[-1] == str(128 + signal.SIGRTMAX)
