@@ -312,9 +312,17 @@ def test_where_no_process_can_be_made_the_others_wait_for_what_is_compiled_in_th
     assert is_held(cli)
 
 
-def without_processes(cli: Cli, program: str) -> subprocess.Popen[str]:
+def test_where_no_process_can_be_made_required_hits_cannot_be_told(cli: Cli) -> None:
+    """The command would have nobody beside it who looks what it has used."""
+    process = without_processes(cli, "echo ran", "--require-hits")
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", 126)
+    assert "kstore: cannot run 'sh': Resource temporarily unavailable" in err
+
+
+def without_processes(cli: Cli, program: str, *more: str) -> subprocess.Popen[str]:
     (cli.folder / "sitecustomize.py").write_text(NO_PROCESS)
-    options = ("--wait", "5m", "--cache-root", str(cli.folder / "new"))
+    options = ("--wait", "5m", "--cache-root", str(cli.folder / "new"), *more)
     return cli.start("exec", "my/v1", *options, "--", "sh", "-c", program, PYTHONPATH=f"{cli.folder}:{REPOSITORY}")
 
 
