@@ -105,7 +105,8 @@ def test_a_filesystem_without_such_files_is_asked_once(
     monkeypatch.setattr(posix, "publish_files", publish_files)
     for folder in ("a", "b"):
         assert backend.put_many(some(f"{folder}/one", f"{folder}/two")) == [True, True]
-    assert stored(backend, "a/one", "a/two", "b/one", "b/two")
+    assert backend.put_many(some("a/three", "a/one", "a/four")) == [True, False, True]
+    assert stored(backend, "a/one", "a/two", "b/one", "b/two", "a/three", "a/four")
     assert asked == [2]
 
 

@@ -274,7 +274,10 @@ def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch
 @pytest.mark.parametrize("fraction_ns", [1, 999_999_999, 123_456_789])
 def test_an_object_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
     assert backend.put_many([NewObject("one", b"data", fraction_ns)]) == [True]
-    assert backend.stat("one").mtime_ns % 1_000_000_000 == fraction_ns
+    backend.put("two", b"data", fraction_ns)
+    for moment in (backend.stat("one").mtime_ns, backend.stat("two").mtime_ns):
+        assert moment % 1_000_000_000 == fraction_ns
+        assert abs(moment - time.time_ns()) < HOUR_NS
 
 
 def test_an_object_that_asks_for_no_time_gets_that_of_the_storage(
