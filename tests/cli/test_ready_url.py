@@ -19,9 +19,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.cli.commandline import REPOSITORY, Cli, compiling
-from tests.cli.test_exec_live import LATE, PATIENCE, published, wait_until_published
+from tests.cli.commandline import REPOSITORY, Cli, compiling, is_held
+from tests.cli.test_exec_live import LATE, PATIENCE, WAITING, compiling_in_python, published, wait_until_published
+from tests.cli.test_exec_live import start as start_command
 from tests.compilers.programs import QUICK
+from tests.waiting import until
 
 LAYOUTS = ["whole", "listed", "classic", "piecewise"]
 Start = Callable[..., "Serving"]
@@ -130,6 +132,19 @@ def test_nothing_is_committed_before_the_server_is_ready(cli: Cli, start: Start)
     serving.says("nothing is published for my/v1")
     time.sleep(2.5)
     assert published(cli) == 0
+
+
+def test_for_a_server_that_is_never_ready_others_wait_as_long_as_for_one_that_is_slow(cli: Cli) -> None:
+    """Not for ever, nor as briefly as for what is done once nothing changes."""
+    limits = "commits._DONE_AFTER, commits._DONE_UNRELEASED_AFTER = 1e9, 0.0"
+    (cli.folder / "sitecustomize.py").write_text(f"from kstore.live import commits; {limits}")
+    process = start_command(
+        cli, "--settle", "1s", "--wait", "1h", "--ready-url", "http://127.0.0.1:9/health",
+        program=f"{compiling_in_python('one')}; {WAITING}", PYTHONPATH=f"{cli.folder}:{REPOSITORY}",
+    )  # fmt: skip
+    wait_until_published(cli, 1)
+    until(lambda: not is_held(cli))
+    process.communicate("\n", timeout=PATIENCE)
 
 
 def test_a_server_that_dies_before_it_is_ready_is_not_waited_for(cli: Cli) -> None:
