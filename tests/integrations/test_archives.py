@@ -138,21 +138,18 @@ def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_pat
     }
 
 
-def test_a_program_stays_executable(node: Node, tmp_path: Path) -> None:
-    """As with `tar -x`, with which b10-transfer unpacks."""
+@pytest.mark.parametrize(("kind", "mode"), [("gztar", 0o755), ("zip", 0o644)])
+def test_a_program_stays_executable(node: Node, tmp_path: Path, kind: str, mode: int) -> None:
+    """As with `tar -x`, with which b10-transfer unpacks. Python's zipfile leaves modes out."""
     (tmp_path / "made/ab").mkdir(parents=True)
-    for name, mode in (("run", 0o4755), ("data", 0o666)):
+    for name, made in (("run", 0o4755), ("data", 0o666)):
         (tmp_path / "made/ab" / name).write_text(name)
-        (tmp_path / "made/ab" / name).chmod(mode)
-    adopt(
-        node.store,
-        KEY,
-        Path(shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path / "made")),
-        built_under=tmp_path,
-    )
+        (tmp_path / "made/ab" / name).chmod(made)
+    archive = Path(shutil.make_archive(str(tmp_path / "a"), kind, tmp_path / "made"))
+    adopt(node.store, KEY, archive, built_under=tmp_path)
 
     modes = {path.rpartition("/")[2]: entry.mode for path, entry in node.published().items()}
-    assert modes == {"run": 0o755, "data": 0o644}
+    assert modes == {"run": mode, "data": 0o644}
 
 
 def test_objects_of_an_unknown_host_are_left_behind_and_named_once(node: Node, builder: Builder) -> None:
@@ -564,12 +561,20 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("make", "why"), [(leading_back, "leads back"), (endless_directory, "its directory is too long")]
+    ("make", "why"),
+    [
+        (leading_back, "leads back"),
+        (endless_directory, "its directory is too long"),
+        (long_header, "a header in it is too long"),
+        (lambda folder: tar_of(folder, sparse(1 << 32, b"00000000007\0") + bytes(1024)), "what it declares is more"),
+        (lambda folder: tar_of(folder, gzip.compress(three() + bytes(8 << 20))), "it is longer"),
+    ],
 )
 def test_what_would_take_for_ever_or_all_the_memory_is_refused_at_once(
     node: Node, tmp_path: Path, make: Callable[[Path], Path], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "_MAX_FILES", 100)
+    monkeypatch.setattr(archives, "free_bytes", lambda path: 2 << 20)
     with pytest.raises(ArchiveError, match=why):
         adopt(node.store, KEY, make(tmp_path), built_under=tmp_path)
 
@@ -615,7 +620,7 @@ def test_what_was_said_of_all_members_is_not_kept(node: Node, tmp_path: Path) ->
     with ExitStack() as stack:
         for member in members(archive, stack, 1 << 20):
             tar = member.open.args[0]  # type: ignore[attr-defined]
-            assert tar.pax_headers == {}
+            assert (tar.members, tar.pax_headers) == ([], {})
     assert member.name == "ab/c2.py"
 
 
