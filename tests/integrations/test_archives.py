@@ -21,8 +21,9 @@ import pytest
 from kstore.deadline import Abandoned
 from kstore.errors import ArchiveError, FileError, KstoreError
 from kstore.integrations import archives
-from kstore.integrations.archives import adopt
+from kstore.integrations.archives import adopt, settled
 from kstore.integrations.members import members
+from kstore.published.generations import publish_loss
 from kstore.report import CommitReport, CommitStatus, RestoreStatus
 from tests.trees import KEY, Node, Tree, contents, shared_object
 
@@ -109,6 +110,30 @@ def test_an_archive_is_merged_into_what_is_published(node: Node, builder: Builde
     assert {kept, other, builder.wrapper} <= paths
     assert builder.graph not in paths  # it answers a key that already has an answer
     assert take(node, builder).status is CommitStatus.UNCHANGED
+
+
+def test_a_little_that_would_wait_for_other_news_is_taken(node: Node, builder: Builder) -> None:
+    """There is no next commit of an archive."""
+    take(node, builder)
+    modules = [f"inductor/ab/c{number:051}.py" for number in range(100)]
+    for module in modules[:-1]:
+        node.tree.put(module, b"many")
+    node.commit()
+    builder.tree.put(modules[-1], b"a little")
+
+    assert take(node, builder).status is CommitStatus.COMMITTED
+    assert modules[-1] in node.published()
+
+
+def test_what_was_taken_back_stays_so_and_what_was_lost_does_not(node: Node) -> None:
+    assert settled(node.store, KEY) is None
+    node.tree.wrapper()
+    node.commit()
+    assert settled(node.store, KEY) is True
+    node.store.quarantine(KEY)
+    assert settled(node.store, KEY) is False
+    publish_loss(node.store.storage, node.newest().scope, upon=node.newest().generation)
+    assert settled(node.store, KEY) is None
 
 
 def test_the_files_of_two_devices_kernels_do_not_mix(node: Node, builder: Builder) -> None:
