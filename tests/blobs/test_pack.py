@@ -7,6 +7,7 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import zstandard
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from kstore.backends import PosixBackend
 from kstore.blobs.packindex import FOOTER_SIZE, FRAME_SIZE, Frame, PackIndex, load_footer, load_index, pack_name
-from kstore.blobs.packreader import PackReader
+from kstore.blobs.packreader import PackReader, read_ahead
 from kstore.blobs.packwriter import PackWriter
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -199,6 +200,19 @@ def test_a_damaged_frame_of_a_large_blob_gives_no_wrong_bytes(backend: PosixBack
         whole[position] ^= 0x10
         damaged(backend, bytes(whole), blobs)
         whole[position] ^= 0x10
+
+
+@pytest.mark.parametrize("trouble", [IntegrityError("damaged"), OSError(errno.EIO, "away"), MemoryError()])
+def test_trouble_with_a_pack_that_is_read_ahead_is_for_whoever_uses_it(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def fail(_: str) -> NoReturn:
+        raise trouble
+
+    monkeypatch.setattr(backend, "open", fail)
+    reader = read_ahead(backend, "ab")
+    with pytest.raises(type(trouble)):
+        _ = reader.index
 
 
 def test_a_foreign_file_is_not_taken_for_a_pack(backend: PosixBackend) -> None:
