@@ -101,7 +101,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
             advice = f"it must have been the same where it was compiled: it changes the keys of {influence(name)}"
             yield warning(name, f"it is {value}", advice)
         return
-    built = {name: str(value) for name, value in theirs.items() if influence(name)}
+    built = influences({name: str(value) for name, value in theirs.items()})
     names = [n for n in sorted(ours.keys() | built.keys()) if not have_same_keys(n, built.get(n), ours.get(n))]
     there = manifest.meta.get("processors") if manifest else None
     if isinstance(there, int) and 0 < there < _MOST_PROCESSORS:

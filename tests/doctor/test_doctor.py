@@ -146,9 +146,10 @@ HOSTILE = {
     "host": {"cpu": ["\x1b[31m"]},
     "variables": {f"TORCHINDUCTOR_{number}": ["\x1b[31m" * 9999] for number in range(999)},
 }
+ENDLESS = {"variables": {"OMP_NUM_THREADS": "9" * 9999}, "processors": 8}
 
 
-@pytest.mark.parametrize("meta", [HOSTILE, dict.fromkeys(HOSTILE, 5), dict.fromkeys(HOSTILE, "x" * 9999), {}])
+@pytest.mark.parametrize("meta", [HOSTILE, dict.fromkeys(HOSTILE, 5), dict.fromkeys(HOSTILE, "x" * 9999), {}, ENDLESS])
 def test_whatever_a_manifest_says_it_is_told_in_few_words(
     published: Node, monkeypatch: pytest.MonkeyPatch, meta: dict[str, object]
 ) -> None:
