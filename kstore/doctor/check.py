@@ -45,17 +45,17 @@ _LONGEST = 600
 
 def ok(name: str, found: str) -> Check:
     """Nothing to do."""
-    return Check(name, Verdict.OK, _bounded(found))
+    return Check(_bounded(name), Verdict.OK, _bounded(found))
 
 
 def warning(name: str, found: str, advice: str) -> Check:
     """It costs time, or may."""
-    return Check(name, Verdict.WARNING, _bounded(found), _bounded(advice))
+    return Check(_bounded(name), Verdict.WARNING, _bounded(found), _bounded(advice))
 
 
 def bad(name: str, found: str, advice: str) -> Check:
     """It prevents hits."""
-    return Check(name, Verdict.BAD, _bounded(found), _bounded(advice))
+    return Check(_bounded(name), Verdict.BAD, _bounded(found), _bounded(advice))
 
 
 def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
