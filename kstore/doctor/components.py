@@ -18,6 +18,9 @@ from kstore.local.cacheroot import check_room, is_noexec
 from kstore.store import Store
 from kstore.words import files
 
+_MOST = 20
+"""Components that are named although this worker manages them not: a manifest may hold any number."""
+
 
 def check_components(store: Store, key: str, newest: Newest | None) -> Iterator[Check]:
     """Check each component, and report those that are not as kstore would have them, or that have published files that
@@ -30,7 +33,7 @@ def check_components(store: Store, key: str, newest: Newest | None) -> Iterator[
     table, managed = load_table(), store.settings.components
     placement = place_components(table, managed, path, store.environ, before_import=True)
     published = _published(newest)
-    for name in sorted(published.keys() - set(managed)):
+    for name in sorted(published.keys() - set(managed))[:_MOST]:
         yield _unmanaged(name, published[name])
     found = [_check_component(table[name], placement, store.environ, published[name]) for name in managed]
     yield from filter(None, found)

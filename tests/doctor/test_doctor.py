@@ -1078,6 +1078,17 @@ def test_a_component_that_is_published_and_not_managed_here_is_bad(published: No
     assert found["triton"].advice == "add it to KSTORE_COMPONENTS"
 
 
+def test_of_components_that_nobody_knows_only_some_are_named(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write to the store may have made up any number of them."""
+    entry, *_ = published.published().values()
+    data = Manifest({f"made-up-{number}/a/b/c/file": entry for number in range(999)}).dump()
+    load = Manifest.load
+    monkeypatch.setattr(Manifest, "load", staticmethod(lambda *_: load(data)))
+
+    told = [check for check in examine(published.store, KEY) if "does not know the component" in check.found]
+    assert 0 < len(told) < 50
+
+
 def test_a_component_that_only_another_version_knows_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     older = {name: component for name, component in load_table().items() if name != "triton"}
     monkeypatch.setattr("kstore.doctor.components.load_table", lambda: older)
