@@ -10,13 +10,12 @@ from kstore.doctor.published import Newest
 from kstore.environment import Host, HostUnknown, detect_host, is_cpu
 from kstore.environment.influences import (
     FOR_THE_CPU,
-    KILL_SWITCHES,
     OF_THREADS,
     have_same_keys,
     influence,
     influences,
-    is_switched_off,
     processors,
+    switched_off,
     threads,
 )
 from kstore.errors import WaitTimeout
@@ -85,9 +84,8 @@ def _check_names(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Check]:
-    for name in KILL_SWITCHES:
-        if is_switched_off(name, environ.get(name)):
-            yield bad(name, f"it is {environ[name] or 'empty'}: the cache is not consulted", "unset it")
+    for name in switched_off(environ):
+        yield bad(name, f"it is {environ[name] or 'empty'}: the cache is not consulted", "unset it")
     if environ.get(_FREEZING) == "1":
         yield warning(_FREEZING, "it is 1: torch caches no graph whose parameters it freezes", "unset it to get hits")
 

@@ -75,12 +75,18 @@ KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
     "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "0",
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     "TRITON_ALWAYS_COMPILE": "1",
     "TRITON_INTERPRET": "1",
     "VLLM_DISABLE_COMPILE_CACHE": "1",
 }
 """Variable → the value with which a cache is not even asked."""
+_PRECEDING = {
+    "TORCH_COMPILE_FORCE_DISABLE_CACHES": "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+    "TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "TORCHINDUCTOR_FX_GRAPH_CACHE",
+}
+"""Switch of torch's → the one that is read instead, if that is set."""
 _WORDS = {"1": "true", "on": "true", "0": "false", "off": "false"}
 """Values that Triton treats as equal in a key."""
 _LONGEST = 200
@@ -159,8 +165,13 @@ def _word(value: str) -> str:
     return _WORDS.get(value.lower(), value.lower())
 
 
-def is_switched_off(name: str, value: str | None) -> bool:
-    """Whether a kill switch is set so that a cache is not asked."""
+def switched_off(environ: Mapping[str, str]) -> list[str]:
+    """The kill switches that are set so that a cache is not asked."""
+    read = (name for name in KILL_SWITCHES if _PRECEDING.get(name, "") not in environ)
+    return [name for name in read if _is_off(name, environ.get(name))]
+
+
+def _is_off(name: str, value: str | None) -> bool:
     if value is not None and name.startswith("TORCH"):  # To torch 2.13 any other text is true, "false" as well.
         return (value not in ("0", "")) == (KILL_SWITCHES[name] == "1")
     word = _word(value or "")

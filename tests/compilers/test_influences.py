@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kstore.environment.influences import KILL_SWITCHES, OFF, ON, have_same_keys, influence, is_switched_off
+from kstore.environment.influences import KILL_SWITCHES, OFF, ON, have_same_keys, influence, switched_off
 from tests.compilers.programs import PATH, TIMEOUT
 
 pytestmark = pytest.mark.compiler
@@ -114,9 +114,19 @@ def test_switches_of_torchs_that_bear_other_names(ask_torch: Ask) -> None:
     assert ask_torch([dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"), *other]) == other
 
 
-@pytest.mark.parametrize("value", ["", "false"])
-def test_what_switches_torchs_caches_off(value: str) -> None:
-    environ = {name: value for name in KILL_SWITCHES if name.startswith("TORCH")}
+INDUCTOR_OFF, COMPILE_OFF = "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
+GRAPHS, GRAPHS_DEFAULT = "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        *({name: value for name in KILL_SWITCHES if name.startswith("TORCH")} for value in ("", "false")),
+        {GRAPHS_DEFAULT: "0", INDUCTOR_OFF: "0", COMPILE_OFF: "1"},
+        {GRAPHS_DEFAULT: "0", GRAPHS: "1", COMPILE_OFF: "1"},
+    ],
+)
+def test_what_switches_torchs_caches_off(environ: dict[str, str]) -> None:
     program = "import torch._functorch.config as f, torch._inductor.config as i\n"
     program += "print(bool(i.force_disable_caches), not i.fx_graph_cache, not f.enable_autograd_cache)"
     command = [sys.executable, "-c", program]
@@ -124,9 +134,9 @@ def test_what_switches_torchs_caches_off(value: str) -> None:
         command, env=PATH | environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
         timeout=TIMEOUT,
     )  # fmt: skip
-    names = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
+    caches = ({INDUCTOR_OFF, COMPILE_OFF}, {GRAPHS, GRAPHS_DEFAULT}, {"TORCHINDUCTOR_AUTOGRAD_CACHE"})
 
-    assert done.stdout.split() == [str(is_switched_off(name, value)) for name in names]
+    assert done.stdout.split() == [str(not switches.isdisjoint(switched_off(environ))) for switches in caches]
 
 
 def test_no_variable_that_torchs_configuration_reads_is_left_out(ask_torch: Ask) -> None:

@@ -1038,6 +1038,7 @@ def test_triton_reads_on_and_1_alike(tmp_path: Path) -> None:
         ("TORCH_COMPILE_FORCE_DISABLE_CACHES", "off"),
         ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0"),
         ("TORCHINDUCTOR_FX_GRAPH_CACHE", ""),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT", "0"),
     ],
 )
 def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str, value: str) -> None:
@@ -1058,6 +1059,19 @@ def test_a_cache_that_is_switched_off_is_bad(published: Node, name: str, value: 
 )
 def test_a_cache_that_is_not_switched_off_is_consulted(published: Node, name: str, value: str) -> None:
     assert worst(Node(published.location.parent, "builder", environ={name: value}).store) == {}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "0", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"},
+        {"TORCH_COMPILE_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"},
+    ],
+)
+def test_a_switch_that_torch_does_not_read_for_another_switches_nothing_off(
+    published: Node, environ: dict[str, str]
+) -> None:
+    assert worst(Node(published.location.parent, "builder", environ=environ).store) == {}
 
 
 def test_a_component_that_the_user_has_placed_elsewhere_is_named(published: Node, tmp_path: Path) -> None:
