@@ -97,7 +97,7 @@ def _check_influences(store: Store, manifest: Manifest | None) -> Iterator[Check
     if not isinstance(theirs, Mapping):
         for name, value in ours.items():
             advice = f"it must have been the same where it was compiled: it changes the keys of {influence(name)}"
-            yield warning(name, f"it is {value}", advice)
+            yield warning(name, f"it is {_set(value)}", advice)
         return
     built = influences({name: str(value) for name, value in theirs.items()})
     names = [n for n in sorted(ours.keys() | built.keys()) if not have_same_keys(n, built.get(n), ours.get(n))]
@@ -126,4 +126,4 @@ def _judge(store: Store, name: str) -> Callable[[str, str, str], Check]:
 
 
 def _set(value: str | None) -> str:
-    return "not set" if value is None else value
+    return "not set" if value is None else value or "empty"

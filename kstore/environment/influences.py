@@ -71,6 +71,18 @@ _DEFAULTS = {
     "TORCH_COMPILE_DEBUG": "0",
     "INDUCTOR_PROVENANCE": "0",
 }
+_UNSET_IF_EMPTY = {
+    *("ATEN_CPU_CAPABILITY", "CI", "FAKE_ALLOW_META", *OF_THREADS, "TORCH_COMPILE_CACHE_KEY_TAG"),
+    _INDUCTOR + "BUNDLE_TRITON_INTO_FX_GRAPH_CACHE",
+}
+"""As good as not set if they are empty, as Triton's are, and most of those where "0" is the default."""
+_EVEN_IF_EMPTY = {
+    *("AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER", "AOT_PARTITIONER_DEBUG", "LOG_TLPARSE"),
+    *(_INDUCTOR + "AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", _INDUCTOR + "CUDAGRAPH_OR_ERROR"),
+    *(_INDUCTOR + "CUTLASS_INSTANTIATION_LEVEL", _INDUCTOR + "ERROR_ON_CUSTOM_OP_ALIASING"),
+    *(_INDUCTOR + "STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS", _INDUCTOR + "USE_TORCH_PROFILER_BENCHMARKER"),
+}
+"""The others of those where "0" is: torch keeps the empty text, or takes it for true."""
 KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
@@ -115,8 +127,8 @@ def influence(name: str) -> str:
 
 def influences(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that change keys, with their values."""
-    named = {name: value[:_LONGEST] for name, value in sorted(environ.items()) if value and _may_influence(name)}
-    return {name: value for name, value in named.items() if influence(name)}
+    named = {name: value[:_LONGEST] for name, value in sorted(environ.items()) if _may_influence(name)}
+    return {name: value for name, value in named.items() if influence(name) and (value or not _is_unset(name))}
 
 
 def key_facts(environ: Mapping[str, str]) -> dict[str, object]:
@@ -154,11 +166,20 @@ def have_same_keys(name: str, one: str | None, other: str | None) -> bool:
 def _meaning(name: str, value: str | None) -> str | None:
     if name == "CI":
         return "set" if value else None
-    default = _DEFAULTS.get(name) or ("1" if name in _table()["on"] else "0" if name in _table()["off"] else None)
-    if value == default:
+    if value == _default(name) or (value == "" and _is_unset(name)):
         return None
     is_word = name in _table()["triton"] and value is not None
     return _word(str(value)) if is_word else value
+
+
+def _default(name: str) -> str | None:
+    return _DEFAULTS.get(name) or ("1" if name in _table()["on"] else "0" if name in _table()["off"] else None)
+
+
+def _is_unset(name: str) -> bool:
+    """Whether a variable that is empty is as good as not set."""
+    is_off = _default(name) == "0" and name not in _EVEN_IF_EMPTY
+    return is_off or name in _UNSET_IF_EMPTY or name in _table()["triton"]
 
 
 def _word(value: str) -> str:

@@ -976,6 +976,25 @@ def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
     assert worst(Node(published.location.parent, "builder", environ=environ).store) == {}
 
 
+def test_an_empty_variable_counts_where_torch_does_not_take_it_for_its_default(published: Node) -> None:
+    """As where a script passes on variables that are not set."""
+    defaults = dict.fromkeys(("CI", "OMP_NUM_THREADS", "TORCHINDUCTOR_MAX_AUTOTUNE", "TRITON_DEBUG"), "")
+    environ = {"TORCHINDUCTOR_SHAPE_PADDING": "", "TORCHINDUCTOR_CUDAGRAPH_OR_ERROR": "", **defaults}
+    found = worst(Node(published.location.parent, "builder", environ=environ).store)
+
+    assert {name: check.found for name, check in found.items()} == dict.fromkeys(
+        environ.keys() - defaults, "not set where it was compiled, empty here"
+    )
+    found = worst(Node(published.location.parent, "builder", environ=environ).store, "")
+    assert {name: check.found for name, check in found.items()} == dict.fromkeys(
+        environ.keys() - defaults, "it is empty"
+    )
+    builder = Node(published.location.parent, "builder", environ=environ)
+    builder.tree.kernel("another")
+    builder.commit()
+    assert worst(builder.store) == {}
+
+
 def test_the_number_of_threads_is_in_no_key_of_a_gpus_graph(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun sets it for every job, and somebody who examines a job by hand has not set it."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(99)))
