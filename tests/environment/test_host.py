@@ -266,6 +266,18 @@ def test_the_compiler_is_asked_in_english(compiler: Compiler) -> None:
     assert detect_host(environ).facts["compiler"].startswith("gcc version")
 
 
+def test_a_compiler_may_print_what_is_no_utf_8(compiler: Compiler) -> None:
+    """As the path of a folder."""
+    environ = compiler.prints(GCC, first="printf '/caf\\351\\n'")
+    assert detect_host(environ).facts["compiler"].startswith("gcc version")
+
+
+def test_a_compiler_without_its_library_has_none(compiler: Compiler) -> None:
+    """It then prints the name that it was asked for."""
+    environ = compiler.prints(GCC, first='case "$*" in -print-file-name=*) echo libstdc++.so.6; exit;; esac')
+    assert detect_host(environ).facts["libstdc++"] == "none"
+
+
 def test_a_wrapper_with_arguments_is_a_compiler_too(compiler: Compiler) -> None:
     environ = compiler.prints(GCC)
     wrapped = {**environ, "CXX": f"env {environ['CXX']}"}
@@ -319,6 +331,12 @@ def other_root(_: object) -> os.stat_result:
     return os.stat_result(range(10))
 
 
+def same_number_elsewhere(_: object) -> os.stat_result:
+    """The root folders of all images may have one number, each on a device of its own."""
+    root = os.lstat("/")
+    return os.stat_result((*root[:2], root.st_dev + 1, *root[3:]))
+
+
 @pytest.mark.parametrize(
     ("name", "elsewhere"),
     [
@@ -326,6 +344,7 @@ def other_root(_: object) -> os.stat_result:
         ("kstore.environment.host._site_packages", lambda: "/another/site-packages"),
         ("os.readlink", lambda _: "mnt:[1]"),
         ("os.stat", other_root),
+        ("os.stat", same_number_elsewhere),
     ],
 )
 def test_processes_of_other_machines_images_and_packages_are_in_other_surroundings(
@@ -368,6 +387,22 @@ def test_another_compiler_is_another_hint_on_the_same_machine(compiler: Compiler
     assert machine_of(with_compiler) == machine_of(without)
     host._hint.cache_clear()
     assert host_hint(compiler.prints(f"{GCC}another release\n", first="# of another size")) != with_compiler
+
+
+@pytest.mark.parametrize("change", [lambda path: os.utime(path, (1, 1)), lambda path: keep_time(path, b"longer")])
+def test_a_compiler_that_was_replaced_is_another_hint(compiler: Compiler, change: Callable[[Path], None]) -> None:
+    """As by an upgrade, which may keep its size, or, where images are made reproducible, its time."""
+    environ = compiler.prints(GCC)
+    before = host_hint(environ)
+    change(compiler.path)
+    host._hint.cache_clear()
+    assert host_hint(environ) != before
+
+
+def keep_time(path: Path, more: bytes) -> None:
+    status = path.stat()
+    path.write_bytes(path.read_bytes() + more)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_the_fingerprint_is_short_and_stable(compiler: Compiler) -> None:
