@@ -1415,7 +1415,7 @@ def test_a_small_store_with_room_for_a_commit_is_not_called_full(
     assert says in worst(published.store)["store space"].advice
 
 
-@pytest.mark.parametrize(("limit", "few"), [("_WATCHES", "100\n"), ("_INSTANCES", "0\n"), ("_WATCHES", "none")])
+@pytest.mark.parametrize(("limit", "few"), [("_WATCHES", "8191\n"), ("_INSTANCES", "0\n"), ("_WATCHES", "none")])
 def test_few_watches_make_live_commits_slower(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, few: str
 ) -> None:
