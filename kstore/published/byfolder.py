@@ -112,12 +112,19 @@ class ByFolder(MutableMapping[str, Value]):
         return runs
 
     def _put(self, key: str | None, names: tuple[str, ...], records: bytes | bytearray) -> None:
-        there, known = self._folders.get(key), self._once.get(names)
-        if there is None and known is not None:
-            self._folders[key] = _Folder(known, records)
-            self._count += len(known)
+        there = self._folders.get(key)
+        if there is None and (names in self._once or len(names) == len({*names})):
+            self._begin(key, names, records)
         else:
             self._join(key, there or _NOTHING, names, records)
+
+    def _begin(self, key: str | None, names: tuple[str, ...], records: bytes | bytearray) -> None:
+        """Put a folder that is not there, with names that are all different."""
+        if len(names) > _FEW:
+            self._folders[key] = _Folder(dict(zip(names, count())), bytearray(records))
+        elif names:
+            self._folders[key] = _Folder(self._once.setdefault(names, names), records)
+        self._count += len(names)
 
     def _join(self, key: str | None, there: _Folder, names: tuple[str, ...], records: bytes | bytearray) -> None:
         size, (numbers, joined) = self.form.size, _growing(there)
@@ -211,7 +218,7 @@ class ByFolder(MutableMapping[str, Value]):
                 other._folders[key] = _apart(folder)
                 other._count += len(chosen)
             elif 1 in chosen:
-                other._put(key, tuple(compress(folder.names, chosen)), self._some_of(folder, chosen))
+                other._begin(key, tuple(compress(folder.names, chosen)), self._some_of(folder, chosen))
         return other
 
     def unlike(self, other: ByFolder[Other], mark: Callable[[Value | Other], object]) -> Iterator[str]:
