@@ -54,6 +54,13 @@ class _Shown:
     leans_on: list[str] = field(default_factory=list)
     """The stores below that had some of its files when it was committed."""
 
+    @property
+    def to_restore(self) -> Manifest | None:
+        """That manifest, if workers restore what it holds: a generation that withdraws the others holds nothing."""
+        from kstore.published.ref import RefState
+
+        return self.manifest if self.refs and self.refs[0].state is RefState.LIVE else None
+
 
 @click.command("show", cls=Command, exit_codes=ERROR | MISSING | INTEGRITY)
 @key_argument
@@ -147,9 +154,9 @@ def _tell(output: Output, shown: _Shown, *, has_several: bool) -> None:
         output.line(f"  {name:<11}  {value}")
     output.line()
     output.table(_GENERATIONS, [_generation_row(ref, ref.generation in shown.pins) for ref in shown.refs], _INDENT)
-    if shown.manifest:
+    if manifest := shown.to_restore:
         output.line()
-        rows = [(name, str(c.files), size(c.bytes)) for name, c in _count(shown.manifest).items()]
+        rows = [(name, str(c.files), size(c.bytes)) for name, c in _count(manifest).items()]
         output.table(_COMPONENTS, rows, _INDENT)
 
 
@@ -158,11 +165,11 @@ def _facts(shown: _Shown, *, has_several: bool) -> Iterator[tuple[str, str]]:
         yield "store", shown.store
     yield "GPU", shown.scope.gpu
     yield "environment", shown.scope.environment
-    if shown.manifest:
-        yield "cache root", str(shown.manifest.meta.get("cache_root") or "?")
+    if manifest := shown.to_restore:
+        yield "cache root", str(manifest.meta.get("cache_root") or "?")
         packs = len(shown.refs[0].packs)
         yield "packs", str(packs) if packs else "none: every file in this store is stored by itself"
-        hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in shown.manifest.hosts.items())
+        hosts = (f"{shorten(host, 13)} ({files(len(bound))})" for host, bound in manifest.hosts.items())
         yield "hosts", ", ".join(hosts) or "any"
         if shown.leans_on:
             yield "leans on", ", ".join(shown.leans_on)

@@ -121,6 +121,16 @@ def test_a_store_without_packs_and_what_runs_anywhere_are_told_as_such(cli: Cli)
     assert "\n  hosts        any\n" in out
 
 
+@pytest.mark.parametrize(("verb", "was"), [("forget", "forgotten"), ("quarantine", "quarantined")])
+def test_of_a_key_that_was_withdrawn_the_generations_are_shown_and_no_contents(cli: Cli, verb: str, was: str) -> None:
+    cli.publish("my/v1")
+    cli(verb, "my/v1")
+    lines = cli("show", "my/v1").out.splitlines()
+
+    assert " ".join(line.split()[0] for line in lines if line) == "my/v1 GPU environment GENERATION 2 1"
+    assert lines[-2].endswith(was)
+
+
 def test_a_key_whose_only_generation_is_damaged_is_not_called_missing(cli: Cli) -> None:
     cli.publish("my/v1")
     (ref,) = cli.store.glob("refs/*/my/v1/*/1")
