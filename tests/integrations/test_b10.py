@@ -417,6 +417,27 @@ def test_clearing_removes_no_folder_that_other_programs_use(
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+@pytest.mark.parametrize("store", ["", "shared/kstore"], ids=["on the volume", "elsewhere"])
+def test_clearing_does_not_remove_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: str
+) -> None:
+    """Whoever let torch compile where its replicas save would lose the kernels of all."""
+    allowed = tmp_path / "home/.cache"
+    monkeypatch.setattr(variables, "VOLUME", str(allowed / "model"))
+    monkeypatch.setenv("B10FS_CACHE_DIR", str(allowed / "model/here"))
+    monkeypatch.setenv("KSTORE_ROOT", store and str(allowed / store))
+    (allowed / "shared").mkdir(parents=True)
+    compile_here("one")
+    assert b10.save_compile_cache() is b10.OperationStatus.SUCCESS
+    saved = allowed / ("shared" if store else "model/here")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(saved))
+
+    assert b10.clear_local_cache() is False
+    assert (saved / "kstore/refs").is_dir()
+    assert f"{saved} holds what replicas have saved" in caplog.text
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_a_folder_that_inductor_chose_for_triton_is_not_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/triton/0"
     monkeypatch.setenv("TRITON_CACHE_DIR", inside)

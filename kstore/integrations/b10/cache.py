@@ -40,13 +40,14 @@ def save_compile_cache() -> OperationStatus:
 def clear_local_cache() -> bool:
     """Remove this replica's torch cache folder, and the Triton kernels that a load keeps beside it.
 
-    A TRITON_CACHE_DIR that the user set stays, and so does a folder that other programs keep theirs in, such as /tmp.
-    Returns whether they are gone.
+    A TRITON_CACHE_DIR that the user set stays, and so does a folder that other programs keep theirs in, such as /tmp,
+    or that replicas save in. Returns whether they are gone.
     """
-    root = Deployment.of_torch().worker.root
+    deployment = Deployment.of_torch()
+    root, saved = deployment.worker.root, [deployment.variables.volume, *map(Path, deployment.store.settings.store)]
     folders = {folder for name, folder in root.folders.items() if name == "inductor" or name not in root.outside}
     for folder in folders:
-        check_own(folder)
+        check_own(folder, saved)
     for folder in folders:
         if Path(folder).exists():
             shutil.rmtree(folder)

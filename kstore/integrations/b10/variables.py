@@ -6,7 +6,7 @@ Each is read when it is needed, so a malformed one fails only what depends on it
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -144,13 +144,16 @@ def check_folder(name: str, path: str, prefixes: Sequence[str]) -> Path:
     return Path(os.path.abspath(path))
 
 
-def check_own(folder: str) -> None:
+def check_own(folder: str, saved: Iterable[Path]) -> None:
     """Check that nothing but a compiler's cache is in a folder, as far as its name tells.
 
     Raises:
-        CacheValidationError: it is one that every program may keep a folder in.
+        CacheValidationError: it is one that every program may keep a folder in, or one of `saved` is in it.
     """
-    if Path(folder).resolve() in (Path(prefix).resolve() for prefix in _local_prefixes()):
+    real = Path(folder).resolve()
+    if any(path.resolve().is_relative_to(real) for path in saved):
+        raise CacheValidationError(f"{folder} holds what replicas have saved; set {TORCH_VARIABLE} to another folder")
+    if real in (Path(prefix).resolve() for prefix in _local_prefixes()):
         raise CacheValidationError(f"{folder} is not only torch's; set {TORCH_VARIABLE} to a folder in it")
 
 
