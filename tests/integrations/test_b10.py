@@ -588,6 +588,12 @@ def test_only_regular_files_count(tmp_path: Path) -> None:
     assert [path for path, _ in local_files(Deployment.of_torch().worker)] == ["inductor/ab/cone.py"]
 
 
+def test_a_volume_may_be_at_the_top() -> None:
+    """By a link, such as /models."""
+    deployment: Any = SimpleNamespace(variables=SimpleNamespace(volume=Path("/proc")))
+    Deployment._make_volume(deployment)
+
+
 @pytest.mark.usefixtures("ours_here")
 def test_a_folder_that_is_a_link_to_itself_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loop").symlink_to("loop")

@@ -143,7 +143,7 @@ class Deployment:
 
     def _make_volume(self) -> None:
         """Make the folder in the volume; without a volume, what is saved would vanish with the container."""
-        top = self.variables.volume.parents[-2]
+        top = Path(*self.variables.volume.parts[:2])
         if not top.is_dir():
             raise StoreUnavailable(f"there is no volume at {top}; check whether it is mounted")
         self.variables.volume.mkdir(parents=True, exist_ok=True)
