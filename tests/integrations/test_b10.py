@@ -30,6 +30,7 @@ from kstore.integrations.b10.deployment import Deployment, local_files
 from kstore.integrations.b10.hardware import archive_key
 from kstore.integrations.b10.space import compressed_mb
 from kstore.integrations.b10.status import CacheValidationError, never_raises
+from kstore.scope import check_key
 from kstore.stats.pages import read_hits
 from kstore.stats.record import finish as finish_counting
 from kstore.store import Store
@@ -453,6 +454,7 @@ def test_a_replica_that_only_reads_saves_nothing(volume: Path, monkeypatch: pyte
 
     assert b10.load_compile_cache() is b10.OperationStatus.DOES_NOT_EXIST
     assert b10.save_compile_cache() is b10.OperationStatus.SKIPPED
+    Deployment.of_vllm().prepare()
     assert not volume.exists()
 
 
@@ -578,20 +580,69 @@ def test_a_file_that_goes_while_it_is_compressed_counts_as_nothing(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("ours_here", "host")
-def test_only_regular_files_count(tmp_path: Path) -> None:
+def test_only_regular_files_of_compilers_count(tmp_path: Path) -> None:
     """Reading a pipe to compress it would wait for ever."""
     compile_here("one")
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to("/dev/zero")
+    (folder / ".kstore").mkdir()
+    (folder / ".kstore/note").write_text("kstore's own")
 
     assert [path for path, _ in local_files(Deployment.of_torch().worker)] == ["inductor/ab/cone.py"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "key"),
+    [
+        ("/cache/model/a/b", "b10/a/b"),
+        ("/cache/model", "b10"),
+        ("/cache/model/.a/...", "b10/a/-"),
+        ("/cache/model/é b", "b10/--b"),
+        ("/linked/to/a", "b10/a"),
+    ],
+)
+def test_any_folder_of_a_volume_makes_a_key(folder: str, key: str) -> None:
+    assert variables.key_of(Path(folder)) == check_key(key)
 
 
 def test_a_volume_may_be_at_the_top() -> None:
     """By a link, such as /models."""
     deployment: Any = SimpleNamespace(variables=SimpleNamespace(volume=Path("/proc")))
     Deployment._make_volume(deployment)
+
+
+@pytest.mark.usefixtures("ours_here")
+@pytest.mark.parametrize("folder", ["", "torch ", " torch"])
+def test_text_that_is_hardly_meant_as_a_folder_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    (tmp_path / "home/.cache").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home/.cache")
+
+    with pytest.raises(CacheValidationError, match="it must be a folder"):
+        assert variables.Variables(os.environ).torch_cache_dir
+
+
+@pytest.mark.usefixtures("ours_here")
+def test_a_folder_counts_from_where_the_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "torch")
+    (tmp_path / "home/.cache").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home/.cache")
+
+    assert variables.Variables(os.environ).torch_cache_dir == tmp_path / "home/.cache/torch"
+
+
+@pytest.mark.usefixtures("ours_here")
+@pytest.mark.parametrize(("said", "folder"), [("~/.cache/mine", "mine"), ("", "vllm")])
+def test_vllm_s_folder_may_begin_with_a_tilde_or_be_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, folder: str
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", said)
+
+    assert variables.Variables(os.environ).vllm_cache_root == tmp_path / "home/.cache" / folder
 
 
 @pytest.mark.usefixtures("ours_here")

@@ -108,6 +108,13 @@ def test_a_server_that_is_the_child_finds_everything_when_it_starts(deployment: 
     assert (second.returncode, deployment.saved()) == (7, {"one", "two"})
 
 
+def test_a_server_that_is_the_child_keeps_its_cache_where_it_would_without_us(deployment: Deployment) -> None:
+    """What b10-transfer has saved was built under that path."""
+    process = deployment.command("--", "sh", "-c", 'echo "$VLLM_CACHE_ROOT"')
+
+    assert process.communicate(timeout=60)[0] == f"{deployment.folder}/first/.cache/vllm\n"
+
+
 def test_a_server_that_is_the_child_finds_what_b10_transfer_has_saved(deployment: Deployment) -> None:
     """b10-transfer's archive for a vLLM server holds vLLM's folder, under the same name."""
     saved = deployment.folder / "saved/torch_compile_cache/torch_aot_compile/old/rank_0_0"
