@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,6 +154,10 @@ def test_the_folders_are_fal_s(theirs: ModuleType) -> None:
     assert fal.OLD_CACHES == theirs.GLOBAL_INDUCTOR_CACHES_DIR
 
 
+def test_the_gpu_may_be_said(app: App) -> None:
+    assert fal.get_gpu_type() == GPU
+
+
 @pytest.mark.parametrize("whose", [OURS, THEIRS])
 def test_a_worker_gets_what_another_has_compiled(theirs: ModuleType, fleet: Fleet, whose: str) -> None:
     cold = fleet.run(whose, "load", "write", "c1.py", "one", "sync", worker="first")
@@ -202,6 +206,42 @@ def test_the_hash_is_that_of_what_was_loaded(app: App) -> None:
     assert first == again != fal.load_inductor_cache(KEY)
 
 
+@pytest.mark.parametrize("name", ["store", "gpu", "key", "environment", "generation"])
+def test_what_another_generation_holds_has_another_hash(name: str) -> None:
+    report = RestoreReport(RestoreStatus.RESTORED, KEY, gpu=GPU, environment=ENVIRONMENT, store="/data", generation=1)
+
+    assert fal._hash(report) != fal._hash(replace(report, **{name: 2 if name == "generation" else "other"}))
+
+
+def test_a_sync_without_a_load_is_of_the_folder_that_fal_compiles_into(app: App) -> None:
+    """As in a process beside the one that loaded."""
+    (app.local / "ab").mkdir(parents=True)
+    (app.local / "ab/c1.py").write_text("content")
+    fal.sync_inductor_cache(KEY, "")
+
+    assert app.published() == {"inductor/ab/c1.py"}
+
+
+def test_a_sync_is_of_nothing_that_fal_does_not_share(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(app.fleet.folder / "vllm"))
+    compiled = app.fleet.folder / "vllm/torch_compile_cache/torch_aot_compile/one/rank_0_0/one"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_text("compiled")
+    with fal.synchronized_inductor_cache(KEY):
+        app.write("c1.py")
+
+    assert app.published() == {"inductor/ab/c1.py"}
+
+
+def test_a_load_in_another_folder_has_the_settings_of_that_one(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    (app.fleet.folder / "kstore.toml").write_text('cache_root = "root"\n')
+    fal.load_inductor_cache(KEY)
+    monkeypatch.chdir("/")
+    fal.load_inductor_cache(KEY)
+
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(fal.INDUCTOR_FOLDER)
+
+
 def test_a_block_that_fails_is_synced_and_its_exception_goes_on(app: App) -> None:
     with pytest.raises(ZeroDivisionError), fal.synchronized_inductor_cache(KEY):
         app.write("c1.py")
@@ -239,6 +279,15 @@ def test_a_zip_without_a_gpu_of_fal_s_earlier_versions_is_imported_too(theirs: M
 
     assert fal.load_inductor_cache(KEY)
     assert app.published() == {source}
+
+
+def test_the_zip_of_the_gpu_goes_before_one_without(theirs: ModuleType, fleet: Fleet, app: App) -> None:
+    fleet.run(THEIRS, "load", "write", "c1.py", "one", "sync", worker="old")
+    Tree(fleet.folder / "source").wrapper()
+    shutil.make_archive(str(fleet.zips / KEY), "zip", fleet.folder / "source/inductor")
+    fal.load_inductor_cache(KEY)
+
+    assert app.published() == {"inductor/ab/c1.py"}
 
 
 def test_a_zip_is_imported_once(theirs: ModuleType, fleet: Fleet, app: App) -> None:
@@ -357,6 +406,18 @@ def test_without_a_driver_the_folder_is_fal_s_too(
     assert fal.old_gpu_type() == theirs.get_gpu_type() == "UNKNOWN"
 
 
+@pytest.mark.parametrize(
+    "error", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), subprocess.TimeoutExpired("nvidia-smi", 60)]
+)
+def test_nor_does_a_driver_that_cannot_be_asked_fail_a_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def ask(*command: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", ask)
+
+    assert fal.old_gpu_type() == "UNKNOWN"
+
+
 # ---- A job goes on
 
 
@@ -364,6 +425,7 @@ def test_a_store_that_cannot_be_used_is_one_line_for_each_call(
     app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("KSTORE_ROOT", str(app.fleet.folder / "missing" / "store"))
+    app.fleet.zips.mkdir()
 
     assert fal.load_inductor_cache(KEY) == ""
     assert len(warnings(caplog)) == 1
@@ -424,19 +486,34 @@ def test_settings_that_leave_out_what_fal_shares_are_no_mistake(app: App, monkey
     assert app.published() == set()
 
 
-@pytest.mark.parametrize("key", ["FLUX.1 [dev]/v2", "a b", "a:b", "../x", ".hidden", "", "ä", "x" * 300, "a//b"])
+@pytest.mark.parametrize(
+    "key", ["FLUX.1 [dev]/v2", "a b", "a:b", "../x", ".hidden", "", "ä", "x" * 300, "a//b", "\udcff"]
+)
 def test_a_key_that_only_fal_takes_has_a_name_of_its_own(app: App, key: str) -> None:
     fal.load_inductor_cache(key)
     app.write("c1.py")
     fal.sync_inductor_cache(key, "")
 
     assert check_key(fal.store_key(key)) == fal.store_key(key) != fal.store_key(f"{key}?")
+    assert fal.store_key(key)[0].isalnum()  # A command would take a key that begins with a dash for an option.
     assert app.published(fal.store_key(key)) == {"inductor/ab/c1.py"}
 
 
 def test_a_key_that_is_not_text_is_the_caller_s_mistake() -> None:
     with pytest.raises(UsageError):
         fal.load_inductor_cache(3)  # type: ignore[arg-type]
+
+
+def test_a_time_limit_of_the_jobs_goes_on_into_the_job(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    class JobTimeout(Exception):
+        pass
+
+    def expire(*arguments: object) -> None:
+        raise JobTimeout
+
+    monkeypatch.setattr("kstore.deadline.Answer.wait", expire)
+    with pytest.raises(JobTimeout):
+        fal._import_old(KEY, KEY)
 
 
 # ---- Where it compiles
@@ -483,11 +560,23 @@ def test_a_sync_goes_where_the_load_came_from(app: App, monkeypatch: pytest.Monk
 
 
 def test_a_folder_that_another_could_replace_is_not_used(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    (app.fleet.folder / "elsewhere").mkdir()
     app.local.symlink_to(app.fleet.folder / "elsewhere")
     with fal.synchronized_inductor_cache(KEY):
         app.write("c1.py")
 
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(app.fleet.folder / "roots"))
+    assert app.published() == {"inductor/ab/c1.py"}
+    assert "another folder is" in warnings(caplog)[0]
+
+
+def test_where_fal_s_folder_cannot_be_made_another_one_is_used(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fal, "INDUCTOR_FOLDER", Path("/proc/nothing/inductor-cache"))
+    with fal.synchronized_inductor_cache(KEY):
+        app.write("c1.py")
+
     assert app.published() == {"inductor/ab/c1.py"}
     assert "another folder is" in warnings(caplog)[0]
 
