@@ -77,3 +77,37 @@ def test_a_folder_of_a_server_that_is_gone_is_passed_over(
         process = launcher.run(["sh", "-c", "exit 7"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, ())
 
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+
+
+def test_the_command_is_looked_for_where_its_own_variables_say(launcher: Launcher, tmp_path: Path) -> None:
+    (tool := tmp_path / "tool-of-the-command").write_text("#!/bin/sh\nexit 7\n")
+    tool.chmod(0o755)
+    process = launcher.run([tool.name], {"PATH": f"/nowhere:{tmp_path}"}, ())
+
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "number"),
+    [
+        ("tool", {}, errno.EACCES),  # There is one, but it may not be executed.
+        ("other", {}, errno.ENOENT),
+        ("sh", {"": "nameless"}, errno.EINVAL),
+    ],
+)
+def test_why_there_is_no_command_is_told(
+    launcher: Launcher, tmp_path: Path, name: str, variables: dict[str, str], number: int
+) -> None:
+    (tmp_path / "tool").write_text("exit 7")
+    with pytest.raises(OSError) as told:
+        launcher.run([name], {"PATH": f"{tmp_path}:/nowhere:/bin", **variables}, ())
+
+    assert told.value.errno == number
+
+
+def test_the_command_has_the_signals_blocked_that_it_is_to_have(launcher: Launcher, tmp_path: Path) -> None:
+    script = f"exec grep ^SigBlk: /proc/self/status > {tmp_path}/told"
+    process = launcher.run(["sh", "-c", script], os.environ, [signal.SIGUSR1])
+    os.waitpid(process, 0)
+
+    assert int((tmp_path / "told").read_text().split()[1], 16) & 0x7FFFFFFF == 1 << signal.SIGUSR1 - 1
