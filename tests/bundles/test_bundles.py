@@ -20,6 +20,7 @@ import zstandard
 from kstore.backends.posix import PosixBackend
 from kstore.blobs.column import Digests
 from kstore.blobs.dictionary import NEWEST
+from kstore.blobs.packindex import FRAME_SIZE
 from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import FORMAT, Header
 from kstore.bundles.importing import import_bundle
@@ -618,6 +619,16 @@ class TestExportAgain:
             export(node, tmp_path / "bundle.kstore")
             assert (tmp_path / "bundle.kstore").read_bytes() == whole
             (tmp_path / "bundle.kstore").unlink()
+
+    def test_an_empty_file_after_a_full_frame_is_not_in_it(self, tmp_path: Path) -> None:
+        node = other_store(tmp_path / "source", "packed")
+        node.tree.put("inductor/ab/full.bin", os.urandom(FRAME_SIZE))
+        node.tree.put("inductor/ab/empty.txt", b"")
+        node.commit()
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:-1])
+        assert export(node, tmp_path / "bundle.kstore").resumed > FRAME_SIZE
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
 
     def test_only_the_rest_is_read(
         self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
