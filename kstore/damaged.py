@@ -35,9 +35,9 @@ def drop_notes(backend: Backend, names: Iterable[str]) -> None:
                 backend.delete(name)
 
 
-def set_aside_pack(backend: Backend, pack_id: str) -> None:
-    """Move a pack aside."""
-    _move_aside(backend, pack_name(pack_id), f"pack-{pack_id}")
+def set_aside_pack(backend: Backend, pack_id: str) -> str:
+    """Move a pack aside. Returns where it is then; an empty name if it is gone."""
+    return _move_aside(backend, pack_name(pack_id), f"pack-{pack_id}")
 
 
 def set_aside_ref(backend: Backend, scope: Scope, generation: int) -> None:
@@ -50,11 +50,13 @@ def set_aside_list(backend: Backend, name: str) -> None:
     _move_aside(backend, name, f"list-{name.rpartition('/')[2].partition('.')[0]}")
 
 
-def _move_aside(backend: Backend, name: str, what: str) -> None:
+def _move_aside(backend: Backend, name: str, what: str) -> str:
     """Unless it is gone."""
     aside = _name_for(backend, what)
     with suppress(FileNotFoundError):
         backend.move(name, aside)
+        return aside
+    return ""
 
 
 def _name_for(backend: Backend, what: str) -> str:

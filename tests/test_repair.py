@@ -7,25 +7,27 @@ import random
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
-from kstore.condemned import Condemned, write_lists
+from kstore.condemned import Condemned, read_doomed, write_lists
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.gc.digests import DigestSet
 from kstore.gc.mark import needs_of
 from kstore.gc.seek import seek
+from kstore.operations import repair as repairing
 from kstore.operations.repair import Repair
 from kstore.operations.verify import _Verification
 from kstore.published.ref import Ref, RefState
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
-from tests.gc.stores import collect, collect_fully, generations, kernels, restored
+from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.trees import KEY, Node
 
 OTHER = "model/v2"
@@ -36,7 +38,7 @@ def known(host: Host) -> None:
     """A host that is known without running the compiler."""
 
 
-def meanwhile(patch: pytest.MonkeyPatch, owner: type, method: str, act: Callable[[], object]) -> None:
+def meanwhile(patch: pytest.MonkeyPatch, owner: type | ModuleType, method: str, act: Callable[[], object]) -> None:
     """Something happens just before a method is called for the first time."""
     real, left = getattr(owner, method), [act]
 
@@ -358,6 +360,31 @@ def test_a_repair_that_is_held_up_names_no_pack_that_gc_has_removed(
     fresh = Node(tmp_path, "fresh")
     fresh.restore()
     assert fresh.tree.read("inductor/ab/clarge.py") == node.tree.read("inductor/ab/clarge.py")
+
+
+@pytest.mark.parametrize("phases", [1, 2], ids=["condemned", "deleted"])
+def test_a_repair_that_is_held_up_takes_away_no_pack_before_what_it_saved_is_there_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phases: int
+) -> None:
+    """As long as the damaged pack is in its place, gc sees no need for another one."""
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    node.store.pin(KEY, 1)
+    rot_frame(node, "inductor/ab/clarge.py")
+    node.store.forget(KEY)
+
+    def collected() -> None:
+        for _ in range(phases):
+            pass_time(node)
+            collect(Node(tmp_path, "gc"), keep=1)
+
+    meanwhile(monkeypatch, repairing, "set_aside_pack", collected)
+    assert node.store.verify(repair=True).repaired
+    for pack in read_doomed(node.store.storage.backend, tuple).packs:  # A gc that was held up may delete it even now.
+        (node.location / pack_name(pack)).unlink()
+    assert placed(tmp_path, "fresh", 1) == whole(kernels(node))
 
 
 def test_a_rollback_while_a_repair_moves_packs_gets_what_is_left(

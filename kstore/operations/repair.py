@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kstore.blobs import Layout
+from kstore.blobs.packindex import pack_name
 from kstore.blobs.packreader import Blob, PackReader
+from kstore.condemned import read_doomed
 from kstore.damaged import damaged_blobs, drop_notes, put_back, set_aside_blob, set_aside_pack, set_aside_ref
 from kstore.errors import IntegrityError, MissError, StoreUnavailable
 from kstore.files import NO_FILE
@@ -56,9 +58,7 @@ class Repair:
         left = [generation for scope, generation in broken if not self._pass_over(scope, generation)]
         self._replace_all()
         named = self._named()
-        for pack in sorted(self._packs - named):
-            self._save(pack)  # for earlier generations: gc keeps what they need wherever it is
-            set_aside_pack(self._backend, pack)
+        named |= {pack for pack in sorted(self._packs - named) if not self._take_away(pack)}
         self._replace_all()  # Somebody may meanwhile have published what names one of them, as a rollback does.
         self._drop_needless(is_all_known=all(scope in verified for scope in self._storage.refs.all_scopes()))
         return not named and not left
@@ -148,6 +148,19 @@ class Repair:
         """
         named = dict.fromkeys(new for old in ref.packs for new in (self._save(old) if old in self._packs else (old,)))
         return (*named, *self._found_elsewhere(ref, tuple(named)))
+
+    def _take_away(self, pack: str) -> bool:
+        """Save what is whole in a damaged pack for earlier generations, since gc keeps what they need wherever it is,
+        and move it aside. False if it stays: until it was moved, gc saw no need for what was saved, and may delete it.
+        """
+        for _ in range(_MAX_RACES):
+            saved = self._save(pack)
+            aside = set_aside_pack(self._backend, pack)
+            doomed = read_doomed(self._backend, tuple)
+            if not aside or (doomed.packs.isdisjoint(saved) and all(map(self._storage.blobs.has_pack, saved))):
+                return True
+            self._backend.move(aside, pack_name(pack))
+        return False
 
     def _save(self, pack: str) -> tuple[str, ...]:
         """Copy what is whole in a damaged pack into a new one, once for all keys."""
