@@ -119,7 +119,10 @@ def _choose(store: Store, wanted: Wanted) -> tuple[list[Ref], list[str]]:
         found = [newest_live(store.storage, scope) for scope in scopes]
     refs = [snapshot.ref for snapshot, _ in found if snapshot]
     if not refs:
-        raise MissError(f"{key} was forgotten or quarantined; name a generation that `kstore show {key}` lists")
+        raise MissError(
+            f"{key} was forgotten or quarantined, or a repair found nothing left of it; name a generation that "
+            f"`kstore show {key}` lists"
+        )
     return refs, [passed_over for _, passed_over in found if passed_over]
 
 

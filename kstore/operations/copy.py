@@ -38,7 +38,7 @@ class CopyReport:
     withdrawn: list[Scope] = field(default_factory=list)
     """Forgotten or quarantined in the target, and left so."""
     missing: list[str] = field(default_factory=list)
-    """Why the source has nothing of other scopes that were named: it has forgotten or quarantined them."""
+    """Why the source has nothing of other scopes that were named: it has forgotten, quarantined or lost them."""
     damaged: list[str] = field(default_factory=list)
     """Why some scopes could not be copied, and the newest generations that were passed over."""
     leaning: list[str] = field(default_factory=list)
@@ -152,7 +152,7 @@ def _copy(source: Storage, target: Store, scope: Scope, report: CopyReport, *, r
         report.damaged.append(passed_over)
     if snapshot is None:
         if revive:
-            raise MissError("it was forgotten or quarantined there")
+            raise MissError("it was forgotten or quarantined there, or a repair found nothing left of it")
         return
     with writing(target):
         fetch = partial(_fetch, source, snapshot)
@@ -173,7 +173,7 @@ def _fetch(source: Storage, snapshot: Snapshot, wanted: Mapping[bytes, int]) -> 
 
 def newest_live(storage: Storage, scope: Scope) -> tuple[Snapshot | None, str]:
     """The newest generation that is whole, and what was passed over for it, in words. The generation is None if there
-    is none, or if its key was forgotten or quarantined.
+    is none, or if its key was forgotten or quarantined, or a repair found nothing left of it.
 
     Raises:
         IntegrityError: none of its generations can be read.

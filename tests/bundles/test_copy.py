@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
 from kstore.errors import MissError, StoreUnavailable, UsageError
 from kstore.gc import Policy
 from kstore.operations.copy import CopyReport, copy_keys
@@ -148,6 +150,15 @@ def test_a_withdrawn_key_that_is_named_is_reported(source: Node, target: Node) -
     assert "is not copied: it was forgotten or quarantined there" in reason
 
 
+def test_a_named_key_of_which_a_repair_found_nothing_left_is_reported(source: Node, target: Node) -> None:
+    (pack,) = source.newest().packs
+    (source.location / pack_name(pack)).unlink()
+    source.store.verify(repair=True)
+    assert copy(source, target).missing == []
+    (reason,) = copy(source, target, KEY).missing
+    assert "or a repair found nothing left of it" in reason
+
+
 def test_a_damaged_key_is_left_out_and_reported(source: Node, target: Node) -> None:
     good = Node(source.location.parent, "good", layout="packed")
     good.tree.wrapper("good")
@@ -162,6 +173,18 @@ def test_a_damaged_key_is_left_out_and_reported(source: Node, target: Node) -> N
     assert [brought.scope.key for brought in report.scopes] == ["good/key"]
     assert len(report.damaged) == 1 and KEY in report.damaged[0]
     assert target.store.newest(target.store.scope(KEY)) is None
+
+
+def test_a_key_is_left_out_and_reported_if_a_file_that_is_to_be_merged_is_lost(tmp_path: Path, target: Node) -> None:
+    source = other_store(tmp_path / "source")
+    for node, values in ((source, {"a": 1}), (target, {"b": 2})):
+        path = node.tree.timings(values)
+        node.commit()
+    (source.location / blob_name(source.published()[path].digest)).unlink()
+    report = copy(source, target)
+    assert report.scopes == []
+    assert len(report.damaged) == 1 and f"{path} is missing or damaged in {source.location}" in report.damaged[0]
+    assert target.newest().generation == 1
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
