@@ -20,7 +20,8 @@ import zstandard
 from kstore.backends.posix import PosixBackend
 from kstore.blobs.column import Digests
 from kstore.blobs.dictionary import NEWEST
-from kstore.blobs.packindex import FRAME_SIZE
+from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import FRAME_SIZE, Frame
 from kstore.bundles.bundlefile import BundleFile
 from kstore.bundles.format import FORMAT, Header
 from kstore.bundles.importing import import_bundle
@@ -266,6 +267,18 @@ def test_a_file_that_is_merged_by_meaning_is_merged(tmp_path: Path, layout: str)
     (merged,) = restored(target).values()
     assert json.loads(merged) == {"a": 1, "b": 2, "both": 2}
     assert bring(target, bundle).scopes[0].status is CommitStatus.UNCHANGED
+
+
+def test_where_the_published_version_of_a_merged_file_is_lost_the_imported_one_takes_its_place(tmp_path: Path) -> None:
+    source, target = other_store(tmp_path / "source"), other_store(tmp_path / "target")
+    for node, values in ((source, {"a": 1}), (target, {"b": 2})):
+        node.tree.timings(values)
+        node.commit()
+    (entry,) = target.published().values()
+    (target.location / blob_name(entry.digest)).unlink()
+    bring(target, bundle_of(source, tmp_path))
+    (imported,) = restored(target).values()
+    assert json.loads(imported) == {"a": 1}
 
 
 def test_what_an_import_merges_is_not_relied_upon_where_gc_is_about_to_delete_it(
@@ -580,6 +593,12 @@ def test_gc_while_an_import_uploads_loses_nothing(
     assert restored(target) == without_relocated(contents(source.tree.root))
 
 
+def frames_of(bundle: Path) -> list[Frame]:
+    with BundleReader(str(bundle)) as reader:
+        reader.check()
+        return reader._pack.index.frames
+
+
 class TestExportAgain:
     """An earlier export was killed and left `bundle.kstore.partial`."""
 
@@ -660,6 +679,16 @@ class TestExportAgain:
         assert 0 < exported.resumed < len(data) // 2 + 1
         assert (tmp_path / "bundle.kstore").read_bytes() == whole
 
+    def test_wherever_what_was_written_is_damaged_the_file_is_the_same(self, tmp_path: Path) -> None:
+        node = fill(other_store(tmp_path / "small"), "one")
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        for at in range(0, len(whole), 40):
+            left = bytearray(whole)
+            left[at] ^= 0xFF
+            (tmp_path / "bundle.kstore.partial").write_bytes(left)
+            export(node, tmp_path / "bundle.kstore")
+            assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
     def test_a_frame_that_needs_a_dictionary_is_written_anew(
         self, source: Node, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -681,6 +710,24 @@ class TestExportAgain:
         (tmp_path / "bundle.kstore.partial").write_bytes(header + left)
         assert export(node, tmp_path / "bundle.kstore").resumed == 0
         assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
+    def test_a_frame_that_goes_on_after_what_belongs_into_it_is_written_anew(self, tmp_path: Path) -> None:
+        node = fill(other_store(tmp_path / "small"), "one")
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        start = frames_of(tmp_path / "whole.kstore")[-1].offset
+        longer = zstandard.compress(zstandard.decompress(whole[start:]) + b"more")
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:start] + longer)
+        export(node, tmp_path / "bundle.kstore")
+        assert (tmp_path / "bundle.kstore").read_bytes() == whole
+
+    def test_a_frame_with_a_run_of_equal_bytes_stays(self, tmp_path: Path) -> None:
+        node = other_store(tmp_path / "source", "packed")
+        node.tree.put("inductor/ab/zeros.bin", bytes(FRAME_SIZE))
+        node.commit()
+        whole = bundle_of(node, tmp_path, "whole").read_bytes()
+        (tmp_path / "bundle.kstore.partial").write_bytes(whole[:-1])
+        last = frames_of(tmp_path / "whole.kstore")[-1]
+        assert export(node, tmp_path / "bundle.kstore").resumed == last.offset + last.packed_size
 
     @pytest.mark.parametrize("left", [b"", b"something else" * 100_000])
     def test_a_partial_file_that_is_not_a_bundle_is_overwritten(
