@@ -15,6 +15,7 @@ import pytest
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.condemned import Condemned, read_doomed, write_lists
+from kstore.damaged import damaged_blobs
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.gc.digests import DigestSet
@@ -27,6 +28,7 @@ from kstore.published.ref import Ref, RefState
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import Storage
+from tests.faults.reading import AWAY, trouble_with
 from tests.gc.stores import collect, collect_fully, generations, kernels, pass_time, restored
 from tests.trees import KEY, Node
 
@@ -171,6 +173,22 @@ def test_the_repair_of_a_key_keeps_what_is_noted_of_others(tmp_path: Path) -> No
     assert restored(tmp_path, "fresh") == kernels(loose)
     assert loose.store.verify(repair=True).repaired
     assert not any((loose.location / "quarantine").iterdir())
+
+
+def test_what_is_noted_stays_while_a_generation_that_may_need_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loose, packed = Node(tmp_path, "loose", layout="loose"), Node(tmp_path, "packed", layout="packed")
+    path = loose.tree.wrapper()
+    loose.commit()
+    packed.tree.wrapper()
+    packed.commit(OTHER)
+    digest = loose.published()[path].digest
+    (loose.location / blob_name(digest)).unlink()
+    assert loose.store.verify(KEY, repair=True).damage
+    trouble_with(monkeypatch, loose.newest().name, AWAY)
+    assert loose.store.verify(repair=True).unreadable
+    assert digest in damaged_blobs(loose.store.storage.backend)
 
 
 def test_what_gc_removes_while_verify_reads_is_not_damage(

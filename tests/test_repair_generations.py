@@ -18,7 +18,7 @@ from kstore.published.ref import RefState, ref_name
 from kstore.published.refs import Refs
 from kstore.report import RestoreStatus
 from tests.bundles.carrying import other_store
-from tests.gc.stores import collect, collect_fully, generations
+from tests.gc.stores import collect, collect_fully, generations, kernels, restored
 from tests.test_repair import OTHER, meanwhile, rot
 from tests.test_unreadable import AWAY, trouble_with
 from tests.trees import KEY, Node
@@ -117,6 +117,15 @@ def test_a_generation_that_cannot_be_published_again_just_now_keeps_no_other_key
     assert (generations(node), other.newest(OTHER).generation) == ([2], 3)
     assert node.store.verify(repair=True).repaired
     assert node.newest().state is RefState.LOST
+
+
+def test_what_only_a_damaged_generation_had_comes_back_after_its_repair(node: Node, tmp_path: Path) -> None:
+    node.tree.kernel("two")
+    node.commit()
+    overwrite(node.location / node.newest().name)
+    assert Node(tmp_path, "operator").store.verify(repair=True).repaired
+    node.commit()
+    assert restored(tmp_path, "fresh") == kernels(node)
 
 
 def test_trouble_with_an_earlier_generation_keeps_no_other_key_from_being_repaired(

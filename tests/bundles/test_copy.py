@@ -11,9 +11,11 @@ from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.errors import MissError, StoreUnavailable, UsageError
 from kstore.gc import Policy
+from kstore.operations import bring as bringing
 from kstore.operations.copy import CopyReport, copy_keys
 from kstore.report import CommitStatus
 from kstore.scope import Scope
+from kstore.similarity import by_similarity
 from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored
@@ -185,6 +187,20 @@ def test_a_key_is_left_out_and_reported_if_a_file_that_is_to_be_merged_is_lost(t
     assert report.scopes == []
     assert len(report.damaged) == 1 and f"{path} is missing or damaged in {source.location}" in report.damaged[0]
     assert target.newest().generation == 1
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["the first", "the last"])
+def test_a_key_is_left_out_and_reported_whichever_batch_the_lost_blob_is_in(
+    tmp_path: Path, target: Node, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    source = fill(other_store(tmp_path / "source"))
+    _, entry = sorted(source.published().items(), key=by_similarity)[which]
+    (source.location / blob_name(entry.digest)).unlink()
+    monkeypatch.setattr(bringing, "_BATCH", 1)
+    report = copy(source, target)
+    assert report.scopes == []
+    assert len(report.damaged) == 1 and "nothing is published" in report.damaged[0]
+    assert target.store.newest(target.store.scope(KEY)) is None
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
