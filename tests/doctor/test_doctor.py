@@ -94,7 +94,9 @@ def test_without_a_key_no_cache_root_is_claimed(
     monkeypatch.setattr(numbered, "NUMBERED_ROOTS", tmp_path / "numbered")
     store = Store(published.location, gpu=GPU, environment="env", environ={})
 
-    assert "generation" not in checks(store, "")
+    found = checks(store, "")
+    assert "generation" not in found
+    assert found["cache root"].found == f"{tmp_path}/numbered/env"
     assert not (tmp_path / "numbered").exists()
 
 
@@ -111,6 +113,17 @@ def test_with_a_key_no_cache_root_is_claimed_either_and_nothing_is_left_behind(
     assert "cache root" in checks(Node(tmp_path, "never/there").store)
     assert not (tmp_path / "never").exists()
     assert contents(tmp_path) == before
+    (tmp_path / "never").mkdir()  # as a mount in which no job has been
+    checks(Node(tmp_path, "never").store)
+    assert not any((tmp_path / "never").iterdir())
+
+
+def test_a_root_that_cannot_be_made_is_bad(published: Node) -> None:
+    store = Store(published.location, cache_root="/proc/none", gpu=GPU, environment=ENVIRONMENT, environ={})
+    found = worst(store)["cache root"]
+
+    assert found.verdict is Verdict.BAD
+    assert "set KSTORE_CACHE_ROOT to a local folder" in found.advice
 
 
 def test_the_root_that_a_job_has_claimed_is_looked_at(
@@ -142,6 +155,7 @@ def test_a_store_that_hangs_is_reported_as_hanging(
 
 HOSTILE = {
     "cache_root": ["x"],
+    "folders": ["x"],
     "environment": {"torch": {"a": "b" * 9999}, "triton": None},
     "host": {"cpu": ["\x1b[31m"]},
     "variables": {f"TORCHINDUCTOR_{number}": ["\x1b[31m" * 9999] for number in range(999)},
@@ -450,6 +464,26 @@ def test_only_folders_that_commits_of_this_layout_write_in_are_named(
     monkeypatch.setattr("kstore.doctor.shared.os.access", lambda *_: False)
 
     assert named in worst(Node(published.location.parent, "builder", layout=layout).store)["writing"].found
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(PermissionError(13, "Permission denied", "/x"), "Permission denied"), (StoreUnavailable("gone"), "gone")],
+)
+def test_a_link_that_cannot_be_tried_is_no_reason_to_copy(
+    large: Node, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def refuse(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kstore.doctor.node.probe_link", refuse)
+    found = worst(Node(large.location.parent, "fresh").store)
+
+    assert found["link mode"][1:3] == (Verdict.WARNING, f"not tried: {why}")
+    assert found["space"].verdict is Verdict.WARNING
+    reading = checks(Node(large.location.parent, "fresh", mode="read").store)
+    assert reading["link mode"].verdict is Verdict.OK
+    assert reading["space"].verdict is Verdict.WARNING
 
 
 def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
@@ -853,6 +887,34 @@ def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> No
     assert f"TORCHINDUCTOR_CACHE_DIR={tmp_path}/chosen avoids that" in found.advice
 
 
+def test_where_nothing_tells_the_folders_of_the_builder_it_had_them_in_its_cache_root(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive of torch's tells not even a cache root."""
+    load, meta = Manifest.load, {"cache_root": str(published.tree.root)}
+    monkeypatch.setattr(Manifest, "load", staticmethod(lambda *given: replace(load(*given), meta=meta)))
+    elsewhere = Node(published.location.parent, "elsewhere").store
+    assert checks(published.store)["cache root"].verdict is Verdict.OK
+    assert f"built in {published.tree.root}" in worst(elsewhere)["cache root"].found
+
+    meta["cache_root"] = ""
+    assert checks(elsewhere)["cache root"].verdict is Verdict.OK
+
+
+def test_the_builders_cache_root_is_named_beside_a_folder_that_one_of_its_variables_named(tmp_path: Path) -> None:
+    builder = Node(tmp_path, "builder", environ={"TRITON_CACHE_DIR": str(tmp_path / "chosen")})
+    builder.tree.graph()
+    Tree(tmp_path).kernel(below="chosen")
+    builder.commit()
+
+    found = worst(Node(tmp_path, "other").store)["cache root"]
+    assert found.found == f"{tmp_path}/other, and what is published was built in {tmp_path}/builder"
+    apart = f"KSTORE_CACHE_ROOT={tmp_path}/builder and TRITON_CACHE_DIR={tmp_path}/chosen"
+    assert found.advice.endswith(f": {apart} avoids that")
+    ours = Node(tmp_path, "builder", components=("inductor",)).store
+    assert checks(ours)["cache root"].verdict is Verdict.OK  # the component that was elsewhere is not managed
+
+
 def test_the_folder_that_a_variable_is_to_name_may_be_above_the_cache(tmp_path: Path) -> None:
     """As with FlashInfer, which looks in a home; this one begins like the name of the builder's root."""
     home = tmp_path / "builder-home"
@@ -865,8 +927,9 @@ def test_the_folder_that_a_variable_is_to_name_may_be_above_the_cache(tmp_path: 
     assert f": FLASHINFER_WORKSPACE_BASE={home} avoids that" in advice
 
 
-def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node) -> None:
-    found = worst(Node(published.location.parent, "else where").store)["cache root"]
+@pytest.mark.parametrize("name", ["else where", "else\twhere"])
+def test_a_cache_root_with_a_blank_costs_every_cpp_compile(published: Node, name: str) -> None:
+    found = worst(Node(published.location.parent, name).store)["cache root"]
 
     assert "has a space in it" in found.found
     assert "choose another" in found.advice
@@ -1264,9 +1327,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     ("field", "value", "name", "verdict"),
     [
         ("f_bavail", 0, "space", Verdict.BAD),
-        ("f_bavail", 1000, "space", Verdict.WARNING),
+        ("f_bavail", 2**18 - 1, "space", Verdict.WARNING),
         ("f_favail", 0, "inodes", Verdict.BAD),
-        ("f_bavail", 1000, "store space", Verdict.WARNING),
+        ("f_bavail", 2**18 - 1, "store space", Verdict.WARNING),
         ("f_flag", os.ST_NOEXEC, "cache root", Verdict.BAD),
     ],
 )
@@ -1380,6 +1443,18 @@ def test_what_may_be_linked_may_fit(large: Node) -> None:
     assert check.found.startswith("20 MB free in ") and check.found.endswith(", and a restore may take 30 MB")
 
 
+def test_inodes_that_do_not_suffice_for_all_that_is_published_may_suffice(
+    published: Node, disk: SimpleNamespace
+) -> None:
+    fresh = Node(published.location.parent, "fresh").store
+    disk.f_favail = published.newest().files
+    assert checks(fresh)["inodes"].verdict is Verdict.OK
+
+    disk.f_favail -= 1
+    check = checks(fresh)["inodes"]
+    assert (check.verdict, check.found) == (Verdict.WARNING, "8 left, and a restore may make 9 files")
+
+
 def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kstore.doctor.node.probe_link", lambda worker: Linker(LinkMode.COPY))
     fresh = Node(large.location.parent, "fresh")
@@ -1388,6 +1463,10 @@ def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyP
 
     fresh.commit()  # of nothing, as after a restore that failed
     assert checks(fresh.store)["space"].verdict is Verdict.BAD
+
+    Tree(large.location.parent / "compiled").kernel("own")
+    compiled = checks(Node(large.location.parent, "compiled").store)["space"]
+    assert compiled.verdict is Verdict.BAD  # nothing of the store is in that root yet
 
     fresh.restore()
     large.tree.graph("ftwo")
@@ -1415,11 +1494,14 @@ def test_a_small_store_with_room_for_a_commit_is_not_called_full(
     assert says in worst(published.store)["store space"].advice
 
 
-@pytest.mark.parametrize(("limit", "few"), [("_WATCHES", "8191\n"), ("_INSTANCES", "0\n"), ("_WATCHES", "none")])
+@pytest.mark.parametrize(
+    ("limit", "few"), [("_WATCHES", "8191\n"), ("_INSTANCES", "0\n"), ("_WATCHES", "none"), ("_INSTANCES", "")]
+)
 def test_few_watches_make_live_commits_slower(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, few: str
 ) -> None:
-    (tmp_path / "limit").write_text(few)
+    if few:  # gVisor has no such file
+        (tmp_path / "limit").write_text(few)
     monkeypatch.setattr(f"kstore.doctor.node.{limit}", str(tmp_path / "limit"))
 
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
