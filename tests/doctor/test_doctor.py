@@ -23,7 +23,7 @@ from kstore.doctor import Check, Verdict, examine
 from kstore.doctor.check import again
 from kstore.environment import Environment, Host
 from kstore.environment.influences import have_same_keys, influence, influences
-from kstore.errors import KstoreError, StoreUnavailable, WaitTimeout
+from kstore.errors import KstoreError, StoreUnavailable, UsageError, WaitTimeout
 from kstore.local import numbered
 from kstore.local.link import Linker, LinkMode
 from kstore.mounts import Mount
@@ -217,6 +217,15 @@ def test_a_store_that_has_lost_the_folder_of_all_refs_is_bad_and_what_to_do_is_s
     assert found.advice.startswith("bring it back before the next commit")
 
 
+def test_a_store_whose_folders_cannot_be_listed_is_not_known_to_have_lost_any(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(published.location / "refs")
+    unlistable(monkeypatch, "", PermissionError(13, "Permission denied"))
+
+    assert checks(published.store)["store"].verdict is Verdict.OK
+
+
 def test_a_store_in_which_nothing_has_been_published_has_lost_nothing(tmp_path: Path) -> None:
     Node(tmp_path, "first").store.storage.create()
     assert checks(Node(tmp_path, "second").store)["store"].verdict is Verdict.OK
@@ -239,6 +248,16 @@ def test_where_a_store_below_is_read_the_one_above_is_nothing_but_missing(image:
     assert all(check.verdict is not Verdict.BAD for check in found.values())
     assert checks(worker.store)["generation"].verdict is Verdict.OK
     assert not image.shared.exists()
+
+
+def test_refs_that_are_lost_above_a_store_that_is_read_cost_only_what_was_published_above(image: Fleet) -> None:
+    worker = image.worker("new")
+    worker.tree.kernel("own")
+    worker.commit()
+    shutil.rmtree(image.shared / "refs")
+
+    found = checks(worker.store)["store"]
+    assert (found.verdict, found.found.startswith(f"{image.shared} has lost")) == (Verdict.WARNING, True)
 
 
 @pytest.mark.parametrize("trouble", ["unmounted", "something else"])
@@ -422,6 +441,7 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(
 ) -> None:
     for folder in (published.location, published.location / "tmp"):
         folder.chmod(0o777)
+    (published.location / "used").mkdir()
     found = writing_of_another()
     assert found.verdict is Verdict.WARNING
     assert f"folders of {published.location} cannot be written" in found.found
@@ -491,6 +511,12 @@ def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
 
     assert worst(store) == {}
     assert "store space" not in checks(store)
+
+
+@pytest.mark.parametrize("folder", ["", "gone"])
+def test_a_key_that_is_malformed_is_the_callers_mistake(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(UsageError):
+        next(examine(Node(tmp_path / folder).store, "a//b"))
 
 
 def test_a_key_that_has_nothing_is_bad(published: Node) -> None:
@@ -965,6 +991,10 @@ def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytes
     monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: other)
     assert worst(published.store)["host"].found == "1 C++ objects were built for other hosts (cpu differ)"
 
+    newer = Host("fedcba9876543210", {"compiler": "gcc version 12", "what the builder has not told": "anything"})
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: newer)
+    assert worst(published.store)["host"].found.endswith("other hosts (unknown differ)")
+
 
 def test_variables_that_change_keys_are_compared_with_the_builders(published: Node) -> None:
     environ = {"CI": "true", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
@@ -1023,6 +1053,24 @@ def test_only_the_number_of_threads_that_torch_has_counts(
     told = worst(Node(tmp_path, gpu="cpu-test", environ=here).store)
 
     assert {name: check.found for name, check in told.items()} == ({"CPU threads": found} if found else {})
+
+
+@pytest.mark.parametrize("processors", [0, 1 << 20, "8"])
+def test_what_can_be_no_number_of_processors_tells_no_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processors: object
+) -> None:
+    builder = Node(tmp_path, gpu="cpu-test", environ={"OMP_NUM_THREADS": "3"})
+    builder.tree.graph()
+    builder.commit()
+    load = Manifest.load
+
+    def made_up(data: bytes, see: Seen | None = None) -> Manifest:
+        manifest = load(data, see)
+        return replace(manifest, meta={**manifest.meta, "processors": processors})
+
+    monkeypatch.setattr(Manifest, "load", staticmethod(made_up))
+
+    assert worst(Node(tmp_path, gpu="cpu-test").store).keys() == {"OMP_NUM_THREADS"}
 
 
 def test_a_default_that_is_spelt_out_changes_nothing(published: Node) -> None:
