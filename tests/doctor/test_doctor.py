@@ -31,7 +31,7 @@ from kstore.published.manifest import Manifest, Seen
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.settings import Mode
 from kstore.store import Store
-from tests.faults.reading import trouble_with, unlistable
+from tests.faults.reading import raising, trouble_with, unlistable
 from tests.layers.images import Fleet
 from tests.trees import (
     ENVIRONMENT,
@@ -194,6 +194,15 @@ def test_what_to_do_about_a_store_is_said_once(tmp_path: Path) -> None:
 
     assert said.advice == "mount it, or name another store with --store or KSTORE_ROOT"
     assert said.found.endswith("to make one in")
+
+
+def test_where_an_error_says_nothing_of_what_to_do_it_is_said_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.doctor.shared._is_made", raising(OSError("it is gone")))
+    said = worst(Node(tmp_path).store)["store"]
+
+    assert (said.found, said.advice.startswith("mount it")) == ("it is gone", True)
 
 
 def test_a_store_that_is_a_file_is_to_be_a_folder(tmp_path: Path) -> None:
@@ -449,8 +458,9 @@ def test_folders_of_a_store_that_another_user_has_made_are_named(
     assert found.advice.startswith("restores work, commits may fail") and "setgid bit" in found.advice
 
     open_to_all(published.location)
-    (published.location / "refs" / GPU / "model").chmod(0o755)
-    assert writing_of_another().found.endswith(f": refs/{GPU}/model")
+    for mode in (0o755, 0o766):
+        (published.location / "refs" / GPU / "model").chmod(mode)
+        assert writing_of_another().found.endswith(f": refs/{GPU}/model")
     assert writing_of_another("other/v1").verdict is Verdict.OK
     (published.location / "refs" / GPU / "model").chmod(0o777)
     assert writing_of_another().verdict is Verdict.OK
@@ -1028,6 +1038,7 @@ def test_what_the_builder_had_set_is_missed_here(tmp_path: Path) -> None:
     builder.commit()
 
     assert worst(Node(tmp_path).store)["CXX"].found == "clang++ where it was compiled, not set here"
+    assert "CXX" not in worst(Node(tmp_path, gpu="gpu-sm80").store)  # for which nothing is published
 
 
 @pytest.mark.parametrize(
@@ -1211,6 +1222,15 @@ def test_a_component_that_the_user_has_placed_elsewhere_is_named(published: Node
     assert found["triton"].verdict is Verdict.WARNING
 
 
+def test_the_component_that_one_process_of_several_leaves_alone_is_named(published: Node) -> None:
+    number = len(published.store.settings.components)
+    assert checks(published.store)["variables"].found == f"{number} components are in the cache root"
+
+    found = checks(Node(published.location.parent, "builder", environ={"WORLD_SIZE": "8"}).store)
+    assert found["jax"] == Check("jax", Verdict.OK, "JAX is left alone in one process of several")
+    assert found["variables"].found.startswith(f"{number - 1} components")
+
+
 def test_a_component_that_is_published_and_not_managed_here_is_bad(published: Node) -> None:
     here = published.location.parent
     assert worst(Node(here, "builder", components=("inductor", "triton")).store) == {}
@@ -1359,6 +1379,10 @@ def test_a_default_of_torchs_that_was_inherited_is_no_trouble(published: Node) -
     found = worst(Node(published.location.parent, "builder", environ=environ).store)
 
     assert "inductor" not in found
+    reader = Node(published.location.parent, "reader", environ=environ)
+    reader.tree.root.mkdir()
+    (reader.tree.root / "inductor").touch()
+    assert worst(reader.store)["inductor"].found.startswith(f"{reader.tree.root}/inductor: ")
 
 
 @pytest.fixture
