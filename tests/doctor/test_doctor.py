@@ -173,6 +173,8 @@ def test_whatever_a_manifest_says_it_is_told_in_few_words(
         return replace(load(data, see), meta=meta)
 
     monkeypatch.setattr(Manifest, "load", staticmethod(hostile))
+    other = Host("fedcba9876543210", {"cpu": "-mavx512f", "compiler": "gcc version 12"})
+    monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: other)
     published.tree.put("inductor/ab/cab.main.so", shared_object())
     published.commit()
     here = published.location.parent
@@ -993,13 +995,14 @@ def test_space_is_named_by_a_folder_that_stays(published: Node, tmp_path: Path) 
 
 
 def test_objects_for_other_hosts_are_counted(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    published.tree.put("inductor/ab/cab.main.so", shared_object())
+    for name in ("cab.main.so", "cac.main.so"):
+        published.tree.put(f"inductor/ab/{name}", shared_object())
     published.commit()
-    assert "1 C++ objects fit it" in checks(published.store)["host"].found
+    assert "2 C++ objects fit it" in checks(published.store)["host"].found
 
     other = Host("fedcba9876543210", {"cpu": "-mavx512f", "compiler": "gcc version 12"})
     monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: other)
-    assert worst(published.store)["host"].found == "1 C++ objects were built for other hosts (cpu differ)"
+    assert worst(published.store)["host"].found == "2 C++ objects were built for other hosts (cpu differ)"
 
     newer = Host("fedcba9876543210", {"compiler": "gcc version 12", "what the builder has not told": "anything"})
     monkeypatch.setattr("kstore.doctor.surroundings.detect_host", lambda _: newer)
