@@ -158,7 +158,7 @@ HOSTILE = {
     "folders": ["x"],
     "environment": {"torch": {"a": "b" * 9999}, "triton": None},
     "host": {"cpu": ["\x1b[31m"]},
-    "variables": {f"TORCHINDUCTOR_{number}": ["\x1b[31m" * 9999] for number in range(999)},
+    "variables": {f"TORCHINDUCTOR_{number}": ["\x1b[31m" * 9999] for number in range(999)} | {"TRITON_DEBUG": 5},
 }
 ENDLESS = {"variables": {"OMP_NUM_THREADS": "9" * 9999, "TORCHINDUCTOR_" + "X" * 9999: "1"}, "processors": 8}
 
