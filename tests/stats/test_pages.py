@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -116,6 +117,43 @@ def test_a_worker_that_loses_a_race_counts_in_another_slot(
     assert read_hits(backend, SCOPE).hits == 2 + rivals
 
 
+def test_a_page_that_grows_while_it_is_read_is_looked_for_again(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(backend, SCOPE, sample())
+    rival, get, races = PosixBackend(backend.root), backend.get, iter([True])
+
+    def get_late(name: str, *limits: int) -> bytes:
+        if next(races, False):
+            assert add(rival, SCOPE, sample())
+        return get(name, *limits)
+
+    monkeypatch.setattr(backend, "get", get_late)
+    assert read_hits(backend, SCOPE).hits == 2
+
+
+def test_of_a_page_that_anybody_may_have_written_no_more_is_taken_than_would_be_written() -> None:
+    page = pages.Page(marks=[str(number) for number in range(40)])
+    page.add_sample(SCOPE, sample())
+    content = json.loads(page.dump())
+    assert content["marks"] == [str(number) for number in range(8, 40)]
+
+    content["marks"] = ["x" * 99] * 40
+    content["scopes"] = [[GPU, f"key/{number}", *content["scopes"][0][2:]] for number in range(MOST_SCOPES + 1)]
+    taken = load_page(json.dumps(content).encode())
+    assert taken and taken.marks == ["x" * 16] * 32 and len(taken.scopes) == MOST_SCOPES
+
+
+def test_what_is_no_page_of_a_slot_is_passed_over(backend: PosixBackend) -> None:
+    add(backend, SCOPE, sample())
+    folder = folder_of(SCOPE)
+    backend.put(f"{folder}/{SLOTS}.1", backend.get(f"{folder}/0.1"))
+    (backend.root / folder / "0.7").mkdir()
+
+    assert add(backend, SCOPE, sample())
+    assert read_hits(backend, SCOPE).hits == 2
+
+
 def test_what_a_killed_worker_left_is_counted_once(backend: PosixBackend) -> None:
     add(backend, SCOPE, sample())
     first = backend.get(f"{folder_of(SCOPE)}/0.1")
@@ -149,6 +187,20 @@ def test_a_page_of_a_newer_kstore_stays_as_it_is(backend: PosixBackend) -> None:
     assert add(backend, SCOPE, sample())
     assert backend.get(name) == b'{"format": 2, "scopes": {}}'
     assert read_hits(backend, SCOPE).hits == 1
+
+
+def test_a_restore_counts_though_a_newer_kstore_has_added_to_its_page_at_once(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = backend.put_if_absent
+
+    def create_early(name: str, data: bytes) -> bool:
+        made = create(name, data)
+        backend.put(f"{folder_of(SCOPE)}/0.2", b'{"format": 2}')
+        return made
+
+    monkeypatch.setattr(backend, "put_if_absent", create_early)
+    assert add(backend, SCOPE, sample())
 
 
 @pytest.mark.parametrize("faults", [*FAULTS, *USUAL_FAULTS], ids=str)
