@@ -18,6 +18,7 @@ import pytest
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
 from kstore.components import load_table
+from kstore.components.table import KSTORE_FOLDER
 from kstore.components.variables import default_folder
 from kstore.doctor import Check, Verdict, examine
 from kstore.doctor.check import again
@@ -1539,9 +1540,10 @@ def test_what_a_restore_copies_must_fit(large: Node, monkeypatch: pytest.MonkeyP
     fresh.commit()  # of nothing, as after a restore that failed
     assert checks(fresh.store)["space"].verdict is Verdict.BAD
 
-    Tree(large.location.parent / "compiled").kernel("own")
-    compiled = checks(Node(large.location.parent, "compiled").store)["space"]
-    assert compiled.verdict is Verdict.BAD  # nothing of the store is in that root yet
+    cold = Node(large.location.parent, "cold")  # nothing of the store is in that root yet
+    cold.tree.kernel("own")
+    (cold.tree.root / KSTORE_FOLDER).mkdir()
+    assert checks(cold.store)["space"].verdict is Verdict.BAD
 
     fresh.restore()
     large.tree.graph("ftwo")
