@@ -39,8 +39,8 @@ def test_what_the_commits_of_a_key_took_adds_up(tmp_path: Path) -> None:
     storage = commit(tmp_path, KEY, "one").store.storage
     scope = Scope(H100, KEY, ENVIRONMENT)
     first = storage.refs.get(scope, 1)
-    for number, effort in ((2, Effort(1e6, 10**9, 1)), (4, Effort(2e6, 10**9, 1)), (5, None)):
-        publish(storage.refs, replace(first, generation=number, effort=effort, created=float(number)))
+    for number, effort in ((2, None), (4, Effort(2e6, 10**9, 1)), (5, Effort(1e6, 10**9, 1))):
+        publish(storage.refs, replace(first, generation=number, effort=effort, created=first.created + 9 - number))
     found = overview(storage, KEY).rows[Shelf(H100, KEY)].commits
     effort = first.effort
     assert effort
@@ -48,7 +48,7 @@ def test_what_the_commits_of_a_key_took_adds_up(tmp_path: Path) -> None:
     # The third has been removed since.
     assert (found.published, found.timed, found.most) == (5, 3, 2e6)
     assert found.seconds == pytest.approx(effort.seconds + 3e6)
-    assert (found.uploaded, found.last) == (effort.uploaded + 2 * 10**9, first.created)
+    assert (found.uploaded, found.last) == (effort.uploaded + 2 * 10**9, first.created + 7)
 
 
 def test_what_a_commit_that_failed_has_left_is_no_key(tmp_path: Path) -> None:
@@ -57,3 +57,15 @@ def test_what_a_commit_that_failed_has_left_is_no_key(tmp_path: Path) -> None:
 
     assert (overview(storage).rows.keys(), overview(storage).whole.environments) == ({Shelf(H100, KEY)}, 1)
     assert not overview(storage, "never/published").rows
+
+
+def test_a_ref_that_is_damaged_is_told_once_and_its_generation_was_published(tmp_path: Path) -> None:
+    storage = commit(tmp_path, KEY, "one").store.storage
+    commit(tmp_path, KEY, "two")
+    ref = tmp_path / "store" / folder_of(Scope(H100, KEY, ENVIRONMENT)) / "2"
+    ref.chmod(0o644)
+    ref.write_text("damaged")
+    found = overview(storage)
+
+    assert (found.whole.commits.published, found.whole.commits.timed) == (2, 1)
+    assert len(found.unreadable) == 1
