@@ -94,6 +94,7 @@ def test_a_pack_that_another_key_relies_on_is_shared_whole(tmp_path: Path) -> No
     space = by_key(storage)
     assert space.groups["model/v2"].shared == space.groups["model/v1"].stored
     assert space.groups["model/v1"].alone == 0
+    assert [held.deduplicated for held in space.groups.values()] == [0, 0]
     assert freed_by_forgetting(storage, "model/v1", tmp_path / "copies") == 0
     assert space.whole.stored == before
 
@@ -266,14 +267,19 @@ def test_a_manifest_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeyp
     assert set(space.groups) == {"llama/v1", "flux/dev"}
 
 
-def test_an_index_that_memory_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_named", [True, False], ids=["by the newest generation", "by an earlier one"])
+def test_an_index_that_memory_has_no_room_for_is_named(
+    tmp_path: Path, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = commit(tmp_path, KEY, "one", layout="packed")
     storage, (pack,) = node.store.storage, node.newest().packs
+    if not is_named:
+        node.store.forget(KEY)
     with Accounts(storage, Shelf.of) as accounts:
         for holding in holdings(storage, storage.refs.scopes(), [], None):
             accounts.add(holding)
         monkeypatch.setattr(PackReader, "_load_index", raising(MemoryError()))
-        assert accounts.finish().unreadable == [f"pack {pack}: it does not fit in memory"]
+        assert f"pack {pack}: it does not fit in memory" in accounts.finish().unreadable
 
 
 def test_a_blob_that_is_lost_is_not_stored(tmp_path: Path) -> None:
