@@ -156,7 +156,7 @@ class Repair:
         for _ in range(_MAX_RACES):
             saved = self._save(pack)
             aside = set_aside_pack(self._backend, pack)
-            doomed = read_doomed(self._backend, tuple)
+            doomed = read_doomed(self._backend, tuple)  # By a list that cannot be read, gc deletes nothing.
             if not aside or (doomed.packs.isdisjoint(saved) and all(map(self._storage.blobs.has_pack, saved))):
                 return True
             self._backend.move(aside, pack_name(pack))
