@@ -102,6 +102,25 @@ def test_records_can_be_put_as_they_are() -> None:
     assert dict(found.seen_as(signed)) == {path: -number for path, number in found.items()}
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_large_folder_that_is_put_at_once_can_be_changed_and_what_it_was_put_from_is_not(kind: type[bytes]) -> None:
+    numbers = {f"a/{number}": number for number in range(60)}
+    given = kind(b"".join(pack(numbers.values())))
+    found = by_folder([])
+    found.put_folder("a", tuple(map(str, range(60))), given)
+    some = found.where(0, lambda byte: byte < 50)
+    found["a/0"] = some["a/1"] = 99
+    agree(found, {**numbers, "a/0": 99})
+    agree(some, {path: number for path, number in numbers.items() if number < 50} | {"a/1": 99})
+    assert given == b"".join(pack(numbers.values()))
+
+
+def test_a_folder_with_nothing_in_it_is_none() -> None:
+    found = by_folder([])
+    found.put_folder("a", (), b"")
+    agree(found, {})
+
+
 def test_a_path_that_is_not_there_raises_a_key_error() -> None:
     found = by_folder([("a/x", 1)])
     for path in ("x", "a", "a/", "a/y", "/x"):
