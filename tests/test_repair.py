@@ -405,6 +405,21 @@ def test_a_repair_that_is_held_up_takes_away_no_pack_before_what_it_saved_is_the
     assert placed(tmp_path, "fresh", 1) == whole(kernels(node))
 
 
+def test_a_repair_that_is_held_up_has_nothing_to_take_away_where_gc_was_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the generation that named the damaged pack goes what was saved of it."""
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    rot_frame(node, "inductor/ab/clarge.py")
+    node.store.forget(KEY)
+    meanwhile(monkeypatch, repairing, "set_aside_pack", lambda: collect_fully(Node(tmp_path, "gc"), keep=1))
+    assert node.store.verify(repair=True).repaired
+    assert {pack.name for pack in (node.location / "packs").iterdir()} == {*node.newest().packs}
+
+
 def test_a_rollback_while_a_repair_moves_packs_gets_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
