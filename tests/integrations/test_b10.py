@@ -36,7 +36,7 @@ from kstore.stats.record import finish as finish_counting
 from kstore.store import Store
 from tests.compilers.programs import PATH
 from tests.programs.share_b10 import FREE
-from tests.trees import KEY, Node, Tree
+from tests.trees import KEY, Node, Tree, contents
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "tests/programs/share_b10.py"
@@ -418,9 +418,13 @@ def test_clearing_removes_no_folder_that_other_programs_use(
 
 
 @pytest.mark.usefixtures("ours_here", "host")
-@pytest.mark.parametrize("store", ["", "shared/kstore"], ids=["on the volume", "elsewhere"])
+@pytest.mark.parametrize(
+    ("store", "place"),
+    [("", "model/here"), ("shared/kstore", "shared"), ("shared/kstore", "model/here")],
+    ids=["on the volume", "elsewhere", "where the store would be"],
+)
 def test_clearing_does_not_remove_what_was_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: str, place: str
 ) -> None:
     """Whoever let torch compile where its replicas save would lose the kernels of all."""
     allowed = tmp_path / "home/.cache"
@@ -430,11 +434,13 @@ def test_clearing_does_not_remove_what_was_saved(
     (allowed / "shared").mkdir(parents=True)
     compile_here("one")
     assert b10.save_compile_cache() is b10.OperationStatus.SUCCESS
-    saved = allowed / ("shared" if store else "model/here")
+    saved = allowed / place
+    saved.mkdir(parents=True, exist_ok=True)
+    before = contents(saved)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(saved))
 
     assert b10.clear_local_cache() is False
-    assert (saved / "kstore/refs").is_dir()
+    assert saved.is_dir() and contents(saved) == before
     assert f"{saved} holds what replicas have saved" in caplog.text
 
 
