@@ -436,8 +436,9 @@ def test_of_several_hosts_a_side_keeps_only_what_the_one_would_restore() -> None
 
     assert every.for_host("a").artifacts == (files[0], files[1])
     assert every.for_host("a").facts == {"hosts": "a", "torch": "2"}
-    assert every.for_host("c").artifacts == (files[0],)
-    assert every.for_host("c").facts == {"torch": "2"}
+    for unlike in ("c", ""):
+        assert every.for_host(unlike).artifacts == (files[0],)
+        assert every.for_host(unlike).facts == {"torch": "2"}
 
 
 def test_of_what_is_there_for_any_host_and_for_this_one_a_side_keeps_what_a_restore_would() -> None:
