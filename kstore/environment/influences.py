@@ -159,14 +159,14 @@ def _may_influence(name: str) -> bool:
 
 
 def have_same_keys(name: str, one: str | None, other: str | None) -> bool:
-    """Whether two values of a variable, None if it is not set, make the same keys."""
+    """Whether two values of a variable, None if `influences` does not have it, make the same keys."""
     return _meaning(name, one) == _meaning(name, other)
 
 
 def _meaning(name: str, value: str | None) -> str | None:
     if name == "CI":
         return "set" if value else None
-    if value == _default(name) or (value == "" and _is_unset(name)):
+    if value == _default(name):
         return None
     is_word = name in _table()["triton"] and value is not None
     return _word(str(value)) if is_word else value
