@@ -95,6 +95,15 @@ def test_a_generation_that_only_withdraws_a_key_is_a_miss(cli: Cli, bundle: str,
     assert f"{KEY} was forgotten or quarantined" in cli("export", KEY, "-o", bundle).err
 
 
+def test_a_key_of_which_a_repair_found_nothing_left_is_a_miss_and_told_as_such(cli: Cli, bundle: str) -> None:
+    for blob in cli.store.glob("blobs/*/*"):
+        blob.unlink()
+    cli("verify", "--repair")
+    result = cli("export", KEY, "-o", bundle)
+    assert (result.code, "or a repair found nothing left of it" in result.err) == (3, True)
+    assert f"with it {KEY} was lost" in cli("export", f"{KEY}@2", "-o", bundle).err
+
+
 def test_what_holds_no_files_is_not_said_to_be_there(cli: Cli, bundle: str) -> None:
     nothing = Brought(Scope(GPU, KEY, ENVIRONMENT), CommitStatus.UNCHANGED)
     assert brought_in("imported", nothing) == f"{nothing.scope} holds no files: nothing is imported"
