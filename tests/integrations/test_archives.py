@@ -164,7 +164,7 @@ def test_a_whole_kernel_goes_before_half_of_another_device_s(node: Node, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("gztar", 0o755), ("zip", 0o644)])
-def test_a_program_stays_executable(node: Node, tmp_path: Path, kind: str, mode: int) -> None:
+def test_a_file_has_the_mode_that_unpacking_would_give_it(node: Node, tmp_path: Path, kind: str, mode: int) -> None:
     """As with `tar -x`, with which b10-transfer unpacks. Python's zipfile leaves modes out."""
     (tmp_path / "made/ab").mkdir(parents=True)
     for name, made in (("run", 0o4755), ("data", 0o666)):
