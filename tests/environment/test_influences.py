@@ -45,7 +45,14 @@ def test_a_tag_that_the_user_gives_keys_is_in_every_graphs() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ATEN_CPU_CAPABILITY", "TORCH_COMPILE_CACHE_KEY_TAG", "TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE"]
+    "name",
+    [
+        "ATEN_CPU_CAPABILITY",
+        "TORCH_COMPILE_CACHE_KEY_TAG",
+        "TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE",
+        "TORCHINDUCTOR_AUTOTUNE_AT_COMPILE_TIME",
+        "TORCHINDUCTOR_PROFILE",  # Empty text is the default.
+    ],
 )
 def test_what_is_as_good_as_not_set_if_it_is_empty_has_no_influence_then(name: str) -> None:
     assert influences({name: "", "CXX": ""}) == {"CXX": ""}
