@@ -67,11 +67,14 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     width = terminal_width()
     widths = fit(columns, rows, None if width is None else width - indent)
     style = "" if os.environ.get("NO_COLOR") else "bold"
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style=style)
+    table = Table(box=None, padding=0, pad_edge=False, header_style=style)
     for column, width in zip(columns, widths, strict=True):
+        if table.columns:
+            table.add_column(width=_GAP)  # Before version 14.3, rich takes padding away from the width of a column.
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, width=width)
     for row in rows:
-        table.add_row(*(Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True)))
+        cells = (Text(shorten(cell, width)) for cell, width in zip(row, widths, strict=True))
+        table.add_row(*[part for cell in cells for part in ("", cell)][1:])
     # As wide as the table, or rich would cut numbers and headings to make it fit. Without a height, rich treats any
     # dumb terminal as 80 columns wide.
     console = Console(
