@@ -15,9 +15,9 @@ import pytest
 import kstore
 from kstore.backends import PosixBackend
 from kstore.blobs.loose import blob_name
-from kstore.report import RestoreStatus
+from kstore.report import RestoreReport, RestoreStatus
 from kstore.stats.pages import read_hits, read_misses
-from kstore.stats.record import finish
+from kstore.stats.record import finish, record
 from kstore.stats.totals import Totals
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, contents, in_processes
 
@@ -119,6 +119,21 @@ def test_a_restore_that_failed_is_not_counted(published: Node) -> None:
     assert not (published.location / "stats").exists()
 
 
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (RestoreStatus.FAILED, "it is damaged"),
+        (RestoreStatus.TIMEOUT, ""),
+        (RestoreStatus.MISS, "another rank cannot reach the store"),
+    ],
+)
+def test_what_ended_in_trouble_found_nothing_missing(published: Node, status: RestoreStatus, error: str) -> None:
+    scope = published.store.scope("model/v2")
+    record(published.store, RestoreReport(status, scope.key, scope.gpu, scope.environment, error=error))
+    finish(10)
+    assert not (published.location / "stats").exists()
+
+
 def test_a_store_that_cannot_be_written_is_no_trouble(published: Node, caplog: pytest.LogCaptureFixture) -> None:
     (published.location / "stats").write_text("in the way")
     assert restore(published).status is RestoreStatus.RESTORED
@@ -126,11 +141,12 @@ def test_a_store_that_cannot_be_written_is_no_trouble(published: Node, caplog: p
 
 
 def test_a_store_that_hangs_holds_nobody_up(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs, ended = threading.Event(), threading.Event()
+    hangs, ended, threads = threading.Event(), threading.Event(), list[threading.Thread]()
     create = PosixBackend.put_if_absent
 
     def hang(self: PosixBackend, name: str, data: bytes) -> bool:
         if name.startswith("stats/"):
+            threads.append(threading.current_thread())
             hangs.set()
             ended.wait(30)
         return create(self, name, data)
@@ -140,7 +156,32 @@ def test_a_store_that_hangs_holds_nobody_up(published: Node, monkeypatch: pytest
     assert report.status is RestoreStatus.RESTORED
     assert hangs.wait(30)
     finish(0.01)  # returns, as it does at the end of the process
+    assert [thread.daemon for thread in threads] == [True]  # or the process would not end
     ended.set()
+
+
+def test_the_end_of_a_process_waits_no_longer_for_many_than_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [100.0], list[float]()
+
+    class Hanging(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            waits.append(timeout or 0.0)
+            now[0] += timeout or 0.0
+
+    monkeypatch.setattr("kstore.stats.record._running", {Hanging() for _ in range(3)})
+    monkeypatch.setattr("kstore.stats.record.time.monotonic", lambda: now[0])
+    finish(2.0)
+    assert waits == [2.0, 0.0, 0.0]
+
+
+def test_those_that_have_counted_are_not_kept(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: set[threading.Thread] = set()
+    monkeypatch.setattr("kstore.stats.record._running", running)
+    for number in range(3):
+        kstore.restore(KEY, **settings(published, f"worker-{number}"))
+        for thread in running:
+            thread.join()
+    assert len(running) == 1
 
 
 def test_the_end_of_a_process_waits_until_its_restore_is_counted(published: Node) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kstore.report import RestoreStatus
+from kstore.local.link import LinkMode
+from kstore.report import RestoreReport, RestoreStatus
 from kstore.stats.totals import COUNTED, NEWEST, SLOWEST, Sample, Timing, Totals, load_totals, sum_of
 from tests.stats.stores import sample
 
@@ -18,6 +19,11 @@ SAMPLES = st.lists(
     ),
     max_size=30,
 )  # fmt: skip
+
+
+REPORT = RestoreReport(
+    RestoreStatus.RESTORED, "key", generation=1, files=2, bytes=3, placed=4, left_out=1, seconds=6.54321, waited=7.89
+)
 
 
 def totals_of(samples: list[Sample]) -> Totals:
@@ -96,6 +102,31 @@ def test_the_first_and_the_last_restore_are_known() -> None:
 
 def test_a_miss_is_no_slow_restore() -> None:
     assert totals_of([sample("miss", 9.0), sample(seconds=1.0)]).slowest == [sample(seconds=1.0)]
+
+
+def test_of_a_report_each_figure_is_kept() -> None:
+    kept = Sample.of(replace(REPORT, link_mode=LinkMode.COPY))
+
+    assert replace(kept, at=0.0, worker="") == Sample(
+        0.0, RestoreStatus.RESTORED, 1, 6.5432, 7.9, 2, 3, 4, 1, str(LinkMode.COPY), ""
+    )
+    assert Sample.of(REPORT).link_mode == ""
+
+
+def test_of_what_lists_more_reports_than_are_kept_only_these_are_read() -> None:
+    content = totals_of([sample()]).as_json()
+    read = load_totals(content | {name: content[name] * 100 for name in ("newest", "slowest")})
+
+    assert (len(read.newest), len(read.slowest)) == (NEWEST, SLOWEST)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{"worker": "x" * 201}, {"worker": ["me"]}, {"files": 1.5}, {"status": "exploded"}]
+)
+def test_a_report_that_makes_no_sense_is_refused(nonsense: dict[str, Any]) -> None:
+    content = totals_of([sample()]).as_json()
+    with pytest.raises(ValueError, match="is not a"):
+        load_totals(content | {"newest": [content["newest"][0] | nonsense]})
 
 
 @pytest.mark.parametrize(
