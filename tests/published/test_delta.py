@@ -20,6 +20,7 @@ from kstore.damaged import damaged_blobs, set_aside_blob
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.gc import GcStatus
+from kstore.operations.copy import copy_keys
 from kstore.operations.repair import Repair
 from kstore.operations.theirs import Newest
 from kstore.published import delta
@@ -311,6 +312,18 @@ def test_a_seeded_key_does_not_follow_on_a_manifest_that_is_on_a_list(tmp_path: 
     other.tree.kernel("more")
     other.commit(OTHER)
     assert other.newest(OTHER).delta is None
+
+
+def test_what_is_copied_to_a_key_does_not_follow_on_its_manifest_while_that_is_on_a_list(tmp_path: Path) -> None:
+    source, target = Node(tmp_path / "source"), Node(tmp_path / "target")
+    for node in (source, target):
+        node.location.parent.mkdir()
+        fill(node)
+        node.commit()
+    write_lists(target.store.storage.backend, [Condemned(False, target.newest().manifest, 0, 0, 0)])
+    grow(source, "more")
+    copy_keys(source.store, target.store)
+    assert (target.newest().generation, target.newest().delta) == (2, None)
 
 
 def test_a_new_key_does_not_follow_on_a_loose_manifest_of_one_beside_it(tmp_path: Path) -> None:
