@@ -19,7 +19,7 @@ from kstore.similarity import by_similarity
 from kstore.upload.uploader import Uploader
 from kstore.used import mark_name
 from tests.bundles.carrying import Stored, fill, other_store, restored
-from tests.faults.reading import unlistable
+from tests.faults.reading import AWAY, raising, unlistable
 from tests.gc.stores import collect_fully, pass_time
 from tests.trees import ENVIRONMENT, GPU, KEY, Node, as_if_newer, contents, without_relocated
 
@@ -89,8 +89,12 @@ def test_keys_and_environments_can_be_chosen(source: Node, target: Node, tmp_pat
     assert {b.scope.key for b in copy(source, target, "another/key").scopes} == {"another/key"}
     assert {b.scope.environment for b in copy(source, target, KEY, environment=ENVIRONMENT).scopes} == {ENVIRONMENT}
     assert copy(source, target, gpu="another").scopes == []
+    assert {b.scope.environment for b in copy(source, target, environment="torch-other").scopes} == {"torch-other"}
+    assert len(copy(source, target, KEY, KEY, environment=ENVIRONMENT).scopes) == 1
     with pytest.raises(MissError, match="nothing is published for missing"):
         copy(source, target, "missing")
+    with pytest.raises(UsageError, match="key"):
+        copy(source, target, "../key")
 
 
 def test_it_is_merged_with_what_is_there(source: Node, target: Node) -> None:
@@ -235,6 +239,18 @@ def test_where_the_newest_manifest_is_lost_the_generation_before_is_copied_and_t
     assert report.damaged == [f"generation 2 of {SCOPE} is damaged, and passed over"]
 
 
+def test_that_the_newest_generation_is_damaged_is_reported_also_if_nothing_was_published_before(
+    source: Node, target: Node
+) -> None:
+    source.store.forget(KEY)
+    with_a_second_generation(source)
+    for pack in (source.location / "packs").iterdir():
+        pack.unlink()
+    report = copy(other_store(source.location.parent, "packed"), target)
+    assert report.scopes == []
+    assert report.damaged == [f"generation 3 of {SCOPE} is damaged, and passed over"]
+
+
 def test_where_the_newest_ref_cannot_be_read_only_a_key_that_is_named_is_copied(source: Node, target: Node) -> None:
     """The key may have been withdrawn."""
     copy(source, target)
@@ -301,6 +317,29 @@ def test_a_target_that_is_only_read_is_not_written(source: Node, tmp_path: Path)
     target = other_store(tmp_path / "target", mode="read")
     with pytest.raises(StoreUnavailable, match="mode"):
         copy(source, target)
+
+
+def test_trouble_while_it_is_written_names_the_target(
+    source: Node, target: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Uploader, "copy", raising(AWAY))
+    with pytest.raises(StoreUnavailable, match=f"cannot write to the store at {target.location}"):
+        copy(source, target)
+
+
+def test_how_far_it_has_come_is_told_in_blobs(source: Node, target: Node) -> None:
+    (brought,) = copy(source, target).scopes
+    progress = target.store.progress
+    assert progress.done == progress.total == brought.new_blobs - 1  # the manifest is none of them
+
+
+def test_where_no_cache_root_could_be_linked_to_blobs_are_packed(
+    source: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.operations.copy.nearest_writable", lambda folder: "")
+    target = other_store(tmp_path / "target", None)
+    copy(source, target)
+    assert (target.location / "packs").is_dir() and not (target.location / "blobs").exists()
 
 
 def test_how_blobs_are_stored_is_found_out_by_linking(source: Node, tmp_path: Path) -> None:
