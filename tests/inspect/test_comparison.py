@@ -573,4 +573,39 @@ def test_where_there_is_no_source_the_next_form_is_a_kernels_code() -> None:
     code = kernel_of("k.json", "k.ptx", "k.ttir").code()
 
     assert code and code.name == "k.ttir"
+    assert (whole := kernel_of("k.json", "k.source", "k.ttir").code()) and whole.name == "k.source"
     assert kernel_of("k.json", "k.ptx").code() is None
+
+
+def test_a_kernels_hosts_are_those_that_any_of_its_files_is_bound_to() -> None:
+    files = [Artifact(f"triton/x/k.{host}", host, entry(host, Flag.GROUP, 2)) for host in ("", "a", "b")]
+    (item,) = items_of(files).values()
+
+    assert item.hosts == {"a", "b"}
+
+
+def test_what_is_for_any_host_and_a_cache_root_are_told_as_having_no_host_and_no_generation() -> None:
+    file = Artifact("inductor/ab/c.py", "", entry("c"))
+
+    assert file.describe()["host"] is None
+    assert file._replace(host="a").describe()["host"] == "a"
+    assert replace(side_of(file), generation=0).describe()["generation"] is None
+
+
+def test_files_of_a_cache_root_that_are_bound_to_this_host_are_told_so_unasked(tmp_path: Path, host: Host) -> None:
+    node = Node(tmp_path)
+    bound = node.tree.put("inductor/ab/cone.main.so", shared_object())
+    node.tree.put("inductor/ab/empty.py", b"")
+    side = local_side(node.store, node.store.scope(KEY), ask_host=False)
+
+    assert [(artifact.path, artifact.host) for artifact in side.artifacts] == [(bound, host.fingerprint)]
+    assert side.facts["hosts"] == host.fingerprint
+    assert [skipped.path for skipped in side.skipped] == ["inductor/ab/empty.py"]
+    assert list(side.fetch({entry("another").digest: 7})) == []
+
+
+def test_numbers_among_the_facts_and_the_hosts_of_a_generation_are_told_as_text() -> None:
+    manifest = Manifest({}, {"b": {}, "a": {}}, {"environment": {"cuda": 12.8}})
+    facts = _published_facts(Scope("gpu", "m", "torch"), manifest)
+
+    assert (facts["cuda"], facts["hosts"]) == ("12.8", "a b")
