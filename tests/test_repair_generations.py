@@ -14,6 +14,7 @@ from kstore.digest import digest_of
 from kstore.environment import Host
 from kstore.gc import GcStatus
 from kstore.operations.copy import copy_keys
+from kstore.operations.verified import Damage, VerifyReport
 from kstore.published.ref import RefState, ref_name
 from kstore.published.refs import Refs
 from kstore.report import RestoreStatus
@@ -226,3 +227,14 @@ def test_the_repair_of_a_key_is_not_kept_from_it_by_another_whose_newest_generat
     rot(node.location / pack_name(damaged), 8)
     assert node.store.verify(KEY, repair=True).repaired
     assert damaged not in node.newest().packs
+
+
+def test_gc_is_stopped_by_what_cannot_be_read_at_all_in_the_store_that_is_written(tmp_path: Path) -> None:
+    scope = Node(tmp_path).store.scope(KEY)
+
+    def is_stopped_by(*, reason: str, store: str) -> bool:
+        return VerifyReport("written", damage=[Damage(scope, 1, reason, store=store)]).is_gc_stopped
+
+    assert is_stopped_by(reason="its ref is damaged", store="written")
+    assert not is_stopped_by(reason="its ref is damaged", store="below")
+    assert not is_stopped_by(reason="", store="written")

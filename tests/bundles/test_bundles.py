@@ -23,8 +23,8 @@ from kstore.blobs.dictionary import NEWEST
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import FRAME_SIZE, Frame
 from kstore.bundles.bundlefile import BundleFile
-from kstore.bundles.format import FORMAT, Header
-from kstore.bundles.importing import import_bundle
+from kstore.bundles.format import FORMAT, Content, Header
+from kstore.bundles.importing import _listed, import_bundle
 from kstore.bundles.partial import _File, finished_as
 from kstore.bundles.reader import BundleReader
 from kstore.bundles.writer import BundleWriter
@@ -43,6 +43,7 @@ from kstore.published import races
 from kstore.published.ref import RefState
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus
+from kstore.scope import Scope
 from kstore.store import Store
 from kstore.upload.plan import UploadPlan
 from kstore.upload.uploader import Uploader
@@ -959,6 +960,13 @@ def test_another_gpu_is_a_miss(source: Node, tmp_path: Path) -> None:
     with pytest.raises(MissError, match="nvidia-test-sm90"):
         import_bundle(target.store, str(bundle), gpu="another")
     assert not target.location.exists()
+
+
+def test_of_the_scopes_of_a_bundle_a_miss_names_a_few() -> None:
+    contents = [Content(Scope(f"gpu{number}", KEY, "torch"), b"", 0) for number in range(10)]
+
+    assert _listed(contents[:8]).endswith("gpu7 torch")
+    assert _listed(contents).endswith("gpu7 torch and 2 more")
 
 
 @pytest.mark.parametrize("chosen", [{"environment": "torch-other"}, {"gpu": "another"}])
