@@ -531,6 +531,22 @@ def test_an_archive_that_is_not_imported_yet_counts_with_its_own_size(
     assert b10.get_cache_info()["b10fs_cache_size_mb"] == 1.0
 
 
+@pytest.mark.usefixtures("ours_here", "host")
+@pytest.mark.parametrize("own", ["own", "cache/model/compile_cache/kstore"], ids=["elsewhere", "on the volume"])
+def test_before_anything_was_saved_what_an_image_below_has_is_told_of_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    monkeypatch.setenv("KSTORE_ROOT", str(tmp_path / "image"))
+    compile_here("one")
+    b10.save_compile_cache()
+    b10.clear_local_cache()
+    monkeypatch.setenv("KSTORE_ROOT", f"{tmp_path / own}:{tmp_path / 'image'}")
+
+    assert b10.get_cache_info()["b10fs_cache_exists"]
+    assert b10.list_available_caches()["current_cache_exists"]
+    assert b10.load_compile_cache() is b10.OperationStatus.SUCCESS
+
+
 def a_file(folder: Path) -> Path:
     """A file whose mode and time are not those of a new one."""
     (path := folder / "source").write_text("content")

@@ -117,7 +117,7 @@ class Deployment:
         self.store.waiting.within("importing an archive", lambda: self.archives.adopt(self.store, self.key))
 
     def _load(self) -> OperationStatus:
-        if self._is_on_volume and not self.variables.volume.is_dir():  # No replica has saved anything yet.
+        if not self.has_store and self._is_on_volume and not self.variables.volume.is_dir():  # Nobody has saved yet.
             set_variables(self.store.variables(self.key), self.environ)
             return OperationStatus.DOES_NOT_EXIST
         try:
@@ -147,6 +147,11 @@ class Deployment:
         if not top.is_dir():
             raise StoreUnavailable(f"there is no volume at {top}; check whether it is mounted")
         self.variables.volume.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether there is a store to read, or may be one below, as an image brings it along."""
+        return bool(self.store.storage.below) or Path(self.store.location).is_dir()
 
     @property
     def _is_on_volume(self) -> bool:

@@ -62,7 +62,7 @@ def list_available_caches() -> dict[str, Any]:
     current = _name(deployment.worker.scope)
     if not deployment.variables.enabled:
         return {"caches": [], "current_environment": current, "b10fs_enabled": False, "error": "b10fs is not enabled"}
-    if not deployment.variables.volume.is_dir() and not Path(deployment.store.location).is_dir():
+    if not deployment.variables.volume.is_dir() and not deployment.has_store:
         return {"caches": [], "current_environment": current, "b10fs_enabled": True}
     waiting = deployment.store.waiting
     caches = waiting.within("listing the store", lambda: [*_generations(deployment), *_archives(deployment)])
@@ -82,7 +82,7 @@ def _name(scope: Scope) -> str:
 
 def _shared_size(deployment: Deployment) -> int | None:
     """Bytes that a load would find; None for nothing."""
-    if Path(deployment.store.location).is_dir() and (ref := deployment.store.newest(deployment.worker.scope)):
+    if deployment.has_store and (ref := deployment.store.newest(deployment.worker.scope)):
         return ref.size if ref.state is RefState.LIVE else None
     archive = own_archive(deployment.variables.volume)
     status = _status(archive) if archive else None
@@ -91,7 +91,7 @@ def _shared_size(deployment: Deployment) -> int | None:
 
 def _generations(deployment: Deployment) -> list[dict[str, Any]]:
     store = deployment.store
-    scopes = list(store.scopes(deployment.key)) if Path(store.location).is_dir() else []
+    scopes = list(store.scopes(deployment.key)) if deployment.has_store else []
     refs = [ref for scope in scopes if (ref := store.newest(scope)) and ref.state is RefState.LIVE]
     return [_generation(ref, deployment.worker.scope) for ref in refs]
 
