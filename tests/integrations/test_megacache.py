@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -699,6 +700,16 @@ def test_a_save_of_what_cannot_be_written_fails_and_says_why(fleet: Fleet, monke
 
     report = save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
     assert (report.status, "the key '../x', which no torch writes" in report.error) == (CommitStatus.FAILED, True)
+
+
+def test_a_save_to_a_cache_root_that_hangs_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])
+    monkeypatch.setattr(process, "write_files", lambda folder, files: hangs.wait(10))
+
+    report = save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU, timeout=0.1)
+    hangs.set()
+    assert report.status is CommitStatus.TIMEOUT
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kstore.api import commit, make_store, restore
-from kstore.errors import UsageError, described
+from kstore.api import commit, degrade, make_store, restore
+from kstore.errors import UsageError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
 from kstore.integrations.megacache.tree import unchosen, write_files
@@ -49,26 +51,25 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     settings["environ"] = unchosen(settings.get("environ", os.environ))
     check_key(key)
     store = make_store(key, settings)
-    try:
-        _write_recorded(store, key)
-    except UsageError:
-        raise
-    except Exception as error:
-        if strict:
-            raise
-        with suppress(Exception):  # A log handler of the job's may fail.
-            log.warning("kstore: the mega-cache of %s was not saved, the job goes on without it: %s", key, error)
-            log.debug("kstore: mega-cache of %s", key, exc_info=error)
-        return CommitReport(CommitStatus.FAILED, key, error=described(error))
-    return commit(key, strict=strict, **settings)
+
+    def failed(error: str, is_late: bool) -> CommitReport:
+        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
+
+    unsaved = degrade("saving the mega-cache", key, strict, lambda: _write_recorded(store, key), failed)
+    return unsaved or commit(key, strict=strict, **settings)
 
 
 def _write_recorded(store: Store, key: str) -> None:
+    """Write it within the time limit: the cache root may hang as a store may."""
     files, unknown = files_of(_recorded())
-    with suppress(Exception):
+    with suppress(Exception):  # A log handler of the job's may fail.
         for kind, count in Counter(artifact.kind for artifact in unknown).items():
             entries = plural(count, "entry", "entries")
             log.warning("kstore: %s of kind %s left out: where their files belong is not known", entries, kind)
+    store.waiting.within("writing the mega-cache", partial(_write, store, key, files))
+
+
+def _write(store: Store, key: str, files: Mapping[str, bytes]) -> None:
     folders = store.worker(key, before_import=False).root.folders
     if COMPONENT not in folders:
         raise UsageError(f"a mega-cache is saved as files of {COMPONENT}, which the setting `components` leaves out")
