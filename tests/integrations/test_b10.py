@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -858,6 +860,20 @@ def test_a_process_that_has_not_imported_torch_lets_another_one_ask_it(real: Any
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == [import_module("b10_transfer.environment").get_environment_key(), "False"]
+
+
+def test_the_process_that_asks_torch_may_print_other_things_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a line')")
+    (tmp_path / "torch.py").write_text("print('no line', end='')\nclass cuda: is_available = bool")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    quiet = json.dumps(
+        {"cpu_architecture": platform.machine(), "device_type": "cpu", "platform_system": platform.system()}
+    )
+
+    assert archive_key() == hashlib.sha256(quiet.encode()).hexdigest()[:16]
 
 
 def test_without_torch_no_archive_is_anybody_s(monkeypatch: pytest.MonkeyPatch) -> None:

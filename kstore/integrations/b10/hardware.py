@@ -1,6 +1,7 @@
 """What b10-transfer treats as the environment of its archives: the GPU's name and the CUDA version, nothing else.
 
-Run as a program, it prints these as JSON: a process that is not going to use CUDA itself does not start CUDA.
+Run as a program, it prints these as JSON, in its last line: a process that is not going to use CUDA itself does not
+start CUDA.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def _ask() -> dict[str, str | None]:
     if not interpreter:  # Another Python may have a different torch.
         raise RuntimeError(f"{sys.executable} is not Python, so it cannot ask torch in a process of its own")
     done = subprocess.run([interpreter, "-P", __file__], capture_output=True, check=True, timeout=_TIMEOUT_S)
-    facts: dict[str, str | None] = json.loads(done.stdout)
+    facts: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
     return facts
 
 
 if __name__ == "__main__":
-    print(json.dumps(read_facts()))
+    facts = read_facts()
+    print("\n" + json.dumps(facts))  # What a sitecustomize or torch has printed may lack a line's end.
