@@ -570,6 +570,14 @@ def test_a_transfer_copies_bytes_mode_and_time(tmp_path: Path, target: str) -> N
 
 
 @pytest.mark.usefixtures("ours_here")
+def test_a_transfer_may_make_a_file_with_the_longest_name(tmp_path: Path) -> None:
+    copy = tmp_path / ("n" * 255)
+
+    assert b10.transfer(str(a_file(tmp_path)), str(copy)) is b10.OperationStatus.SUCCESS
+    assert copy.read_text() == "content"
+
+
+@pytest.mark.usefixtures("ours_here")
 def test_a_transfer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop_halfway(source: Path, target: Path) -> None:
         target.write_text("con")

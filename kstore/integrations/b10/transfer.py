@@ -26,7 +26,7 @@ def transfer_file(source: str, dest: str) -> OperationStatus:
         target = target / origin.name
     target.parent.mkdir(parents=True, exist_ok=True)
     check_free(target.parent, _needed_mb(variables, origin, target), f"copying {source}")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    partial = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         shutil.copy2(origin, partial)
         partial.replace(target)
