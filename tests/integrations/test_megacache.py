@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 
 from kstore.cli.program import run
-from kstore.errors import FileError, IntegrityError, StoreUnavailable, UsageError
+from kstore.errors import FileError, IntegrityError, PackageMissing, StoreUnavailable, UsageError
 from kstore.integrations.megacache import bring_in, export, load, process, save
-from kstore.integrations.megacache.container import read, write
+from kstore.integrations.megacache.container import check_torch, read, write
 from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
 from kstore.integrations.megacache.tree import write_files
+from kstore.published.manifest import GROUP, Entry, Manifest
 from kstore.report import CommitStatus
 from kstore.store import Store
 from tests.cli.commandline import environment_kept
@@ -185,8 +186,8 @@ open(sys.argv[2], "wb").write(pickle.dumps(bundle))
 """
 OTHER_KINDS = [
     Artifact("autotune", "ab/" + 64 * "0" + ".best_config", b"{}"),
-    Artifact("pgo", "job/1:0:tag", b"an earlier profile"),
-    Artifact("pgo", "job/1:0:tag", b"profile"),
+    Artifact("pgo", "job/1:0:\\<tag>", b"an earlier profile"),
+    Artifact("pgo", "job/1:0:\\<tag>", b"profile"),
     Artifact("precompile", 64 * "1", b"package"),
 ]
 
@@ -332,9 +333,32 @@ def test_what_is_left_out_is_told_by_where_it_is(tmp_path: Path, host: object) -
     }  # fmt: skip
 
 
-def test_only_files_of_torchs_own_folder_are_entries() -> None:
-    assert artifact_of("inductor/aotautograd/aab/one") == ("aot_autograd", "aab")
-    assert artifact_of("triton/aotautograd/aab/one") is None
+def test_what_is_left_out_of_other_components_is_told_by_their_titles_in_order() -> None:
+    """A newer kstore may have published a component that this one does not know."""
+    plain, grouped = (Entry(bytes(32), 5, 0, 0o644, flags, unit) for flags, unit in ((0, 0), (GROUP, 2)))
+    manifest = Manifest({"vendor/x": plain, "tilelang/kernel/y": grouped, "tilelang/kernel/z": grouped})
+
+    assert [(left.what, left.files, left.bytes) for left in left_out(manifest, set())] == [
+        ("files of TileLang", 2, 10), ("files of vendor", 1, 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "entry"),
+    [
+        ("inductor/aotautograd/aab/one", ("aot_autograd", "aab")),
+        ("triton/aotautograd/aab/one", None),
+        ("inductor/fxgraph/ab/fab/one", ("inductor", "fab")),
+        ("inductor/ab/cone.best_config", ("autotune", "ab/cone.best_config")),
+        ("inductor/helion/one.best_config", None),
+        ("inductor/dynamo/one/entry", ("precompile", "one")),
+        ("inductor/dynamo/one/other", None),
+    ],
+)
+def test_only_files_that_torch_would_write_from_a_mega_cache_are_entries(
+    path: str, entry: tuple[str, str] | None
+) -> None:
+    assert artifact_of(path) == entry
 
 
 def test_a_file_is_replaced_only_if_it_differs_and_not_where_it_shares_its_inode(tmp_path: Path) -> None:
@@ -539,6 +563,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "an absolute key": lambda data: write([Artifact("autotune", "/etc/x.best_config", b"{}")]),
     "a module for a configuration": lambda data: write([Artifact("autotune", "ab/cabc.py", b"import os")]),
     "a key of folders": lambda data: write([Artifact("precompile", "a/b", b"entry")]),
+    "a key of dots": lambda data: write([Artifact("precompile", "..", b"entry")]),
     "a key too long": lambda data: write([Artifact("aot_autograd", "a" * 256, b"entry")]),
     "a profile's key of too many bytes": lambda data: write([Artifact("pgo", "中" * 100, b"profile")]),
     "a file that is also a folder": lambda data: write(
@@ -784,6 +809,13 @@ def test_without_torch_the_commands_say_so(cold: tuple[Fleet, dict[str, Any]], c
         "kstore: a mega-cache is read and written by torch, which is not installed here: pip install torch\n"
     )
     assert not (tmp_path / "x.bin").exists()
+
+
+def test_a_torch_that_writes_mega_caches_otherwise_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils._appending_byte_serializer", None)
+
+    with pytest.raises(PackageMissing, match="the torch that is installed here writes mega-caches in another form"):
+        check_torch()
 
 
 def test_without_torch_a_save_is_a_failed_one(fleet: Fleet) -> None:
