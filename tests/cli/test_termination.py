@@ -9,6 +9,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -134,6 +135,12 @@ def test_a_thread_that_runs_a_command_handles_no_signals(cli: Cli) -> None:
         assert pool.submit(cli, "restore", "my/v1").result().code == 0
 
 
+def test_after_a_command_signals_are_as_before(cli: Cli) -> None:
+    cli("restore", "my/v1")
+
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
+
+
 def test_a_process_that_ignores_a_signal_is_not_ended_by_it(cli: Cli) -> None:
     """As nohup does for SIGHUP."""
     arguments = ("restore", "my/v1", "--wait", "5m", "--require")
@@ -143,6 +150,8 @@ def test_a_process_that_ignores_a_signal_is_not_ended_by_it(cli: Cli) -> None:
     )  # fmt: skip
     assert process.stderr is not None
     assert "waiting for somebody to compile" in process.stderr.readline()
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    assert int(status["SigIgn"], 16) & 1 << signal.SIGHUP - 1
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
