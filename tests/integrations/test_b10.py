@@ -523,6 +523,20 @@ def test_caches_are_listed_newest_first_with_their_files(volume: Path, monkeypat
 
 
 @pytest.mark.usefixtures("ours_here", "host")
+def test_a_cache_of_another_environment_is_listed_as_such_until_it_is_forgotten(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_here("one")
+    b10.save_compile_cache()
+    monkeypatch.setenv("KSTORE_ENVIRONMENT", "torch-other")
+
+    (listed,) = b10.list_available_caches()["caches"]
+    assert (listed["environment_key"], listed["is_current_environment"]) == ("cpu-test/torch-test", False)
+    Store(volume / "kstore", environment="torch-test").forget("b10/compile_cache")
+    assert b10.list_available_caches()["caches"] == []
+
+
+@pytest.mark.usefixtures("ours_here", "host")
 def test_an_archive_that_is_not_imported_yet_counts_with_its_own_size(
     volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
