@@ -71,21 +71,9 @@ _DEFAULTS = {
     "TORCH_COMPILE_DEBUG": "0",
     "INDUCTOR_PROVENANCE": "0",
 }
-_UNSET_IF_EMPTY = {
-    *("ATEN_CPU_CAPABILITY", "CI", "FAKE_ALLOW_META", *OF_THREADS, "TORCH_COMPILE_CACHE_KEY_TAG"),
-    *(_INDUCTOR + "AUTOGRAD_REMOTE_CACHE", _INDUCTOR + "AUTOHEURISTIC_COLLECT"),
-    *(_INDUCTOR + "AUTOTUNE_AT_COMPILE_TIME", _INDUCTOR + "BUNDLED_AUTOTUNE_REMOTE_CACHE"),
-    *(_INDUCTOR + "BUNDLE_TRITON_INTO_FX_GRAPH_CACHE", _INDUCTOR + "DISABLED_PASSES"),
-    *(_INDUCTOR + "DISTORT_BENCHMARKING_RESULT", _INDUCTOR + "ENABLED_METRIC_TABLES", _INDUCTOR + "PROFILE"),
-    *(_INDUCTOR + "VEC_ISA_OK", _INDUCTOR + "WORKER_LOGPATH"),
-}
+_UNSET_IF_EMPTY = {"ATEN_CPU_CAPABILITY", "CI", "FAKE_ALLOW_META", *OF_THREADS, "TORCH_COMPILE_CACHE_KEY_TAG"}
 """As good as not set if they are empty, as Triton's are, and most of those where "0" is the default."""
-_EVEN_IF_EMPTY = {
-    *("AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER", "AOT_PARTITIONER_DEBUG", "LOG_TLPARSE"),
-    *(_INDUCTOR + "AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", _INDUCTOR + "CUDAGRAPH_OR_ERROR"),
-    *(_INDUCTOR + "CUTLASS_INSTANTIATION_LEVEL", _INDUCTOR + "ERROR_ON_CUSTOM_OP_ALIASING"),
-    *(_INDUCTOR + "STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS", _INDUCTOR + "USE_TORCH_PROFILER_BENCHMARKER"),
-}
+_EVEN_IF_EMPTY = {"AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER", "AOT_PARTITIONER_DEBUG", "LOG_TLPARSE"}
 """The others of those where "0" is: torch keeps the empty text, or takes it for true."""
 KILL_SWITCHES = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
@@ -182,8 +170,9 @@ def _default(name: str) -> str | None:
 
 def _is_unset(name: str) -> bool:
     """Whether a variable that is empty is as good as not set."""
-    is_off = _default(name) == "0" and name not in _EVEN_IF_EMPTY
-    return is_off or name in _UNSET_IF_EMPTY or name in _table()["triton"]
+    table = _table()
+    is_off = _default(name) == "0" and name not in _EVEN_IF_EMPTY | table["even_if_empty"]
+    return is_off or name in _UNSET_IF_EMPTY | table["unset_if_empty"] | table["triton"]
 
 
 def _word(value: str) -> str:
