@@ -86,10 +86,7 @@ def restore(
         record(opened, report)
         return report
 
-    def failed(error: str, is_late: bool) -> RestoreReport:
-        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
-
-    return _told(_tell_restored, degrade("restore", key, strict, run, failed))
+    return _told(_tell_restored, degrade("restore", key, strict, run, partial(RestoreReport.of_failure, key)))
 
 
 def _told(tell: Callable[[Report], None], report: Report) -> Report:
@@ -164,11 +161,8 @@ def _tell_nothing(key: str, folders: Iterable[str]) -> None:
 
 
 def _committed(key: str, strict: bool, run: Callable[[], CommitReport]) -> CommitReport:
-    def failed(error: str, is_late: bool) -> CommitReport:
-        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
-
     end_use(key)
-    return _told(_tell_committed, degrade("commit", key, strict, run, failed))
+    return _told(_tell_committed, degrade("commit", key, strict, run, partial(CommitReport.of_failure, key)))
 
 
 def _tell_committed(report: CommitReport) -> None:

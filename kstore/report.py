@@ -133,6 +133,11 @@ class RestoreReport:
     """Of a miss: `forgotten` or `quarantined`, if that is why."""
     error: str = ""
 
+    @classmethod
+    def of_failure(cls, key: str, error: str, is_late: bool) -> RestoreReport:
+        """Of a restore that failed, or took too long."""
+        return cls(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=error)
+
     @property
     def ok(self) -> bool:
         """Whether there are artifacts to start from."""
@@ -179,6 +184,11 @@ class CommitReport:
     skipped: tuple[Skipped, ...] = ()
     seconds: float = 0.0
     error: str = ""
+
+    @classmethod
+    def of_failure(cls, key: str, error: str, is_late: bool) -> CommitReport:
+        """Of a commit that failed, or took too long."""
+        return cls(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
 
     @property
     def ok(self) -> bool:

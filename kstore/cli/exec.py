@@ -209,7 +209,7 @@ def _restore(
 ) -> RestoreReport:
     """Restore, or say why the command runs cold, unless the option `demand` forbids that."""
     from kstore.cli.sentences import check_required, restored, tell_elsewhere, tell_trouble
-    from kstore.report import RestoreReport, RestoreStatus
+    from kstore.report import RestoreReport
     from kstore.stats.record import record
 
     try:
@@ -220,8 +220,7 @@ def _restore(
         if demand:
             raise
         _warn(output, "nothing is restored, the command runs cold", error)
-        is_late = isinstance(error, WaitTimeout)
-        return RestoreReport(RestoreStatus.TIMEOUT if is_late else RestoreStatus.FAILED, key, error=_text_of(error))
+        return RestoreReport.of_failure(key, _text_of(error), isinstance(error, WaitTimeout))
     record(store, report)
     tell_elsewhere(output, store, report)
     if demand:
@@ -326,7 +325,7 @@ class _Commits:
         """Commit, or say why not. If the store was there before, and has trouble now, that may be over in a moment."""
         from kstore.cli.sentences import committed, tell_trouble
         from kstore.flight import leave_all
-        from kstore.report import CommitReport, CommitStatus
+        from kstore.report import CommitReport
 
         if self.ready:
             stop_ready_commit(self._output, self.ready)
@@ -339,8 +338,7 @@ class _Commits:
                 self._release()
             elif self.is_told_to_end:
                 leave_all()  # The grace period is over: nobody waits for that store once more.
-            status = CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED
-            return CommitReport(status, self._key, error=_text_of(error))
+            return CommitReport.of_failure(self._key, _text_of(error), is_late)
         tell_trouble(self._output, report)
         self._output.say(committed(self._store, report, self._checkpoints))
         return report

@@ -73,15 +73,15 @@ def _report(
 def _finish(output: Output, live: LiveCommits, key: str, grace_period: int) -> CommitReport:
     """Commit once more, or say why not: an error would only make the sidecar start again."""
     from kstore.cli.sentences import committed, tell_trouble
-    from kstore.report import CommitReport, CommitStatus
+    from kstore.report import CommitReport
 
     try:
         report = live.publish(grace_period, is_last=True)
     except Exception as error:
         log.debug("the last commit of %s failed", key, exc_info=error)
-        why, is_late = reason_of(error), isinstance(error, WaitTimeout)
+        why = reason_of(error)
         output.warn(f"the last commit of {key} failed: {why}")
-        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=why)
+        return CommitReport.of_failure(key, why, isinstance(error, WaitTimeout))
     tell_trouble(output, report)
     output.say(committed(live.store, report, live.checkpoints))
     return report

@@ -16,7 +16,7 @@ from kstore.errors import UsageError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
 from kstore.integrations.megacache.tree import unchosen, write_files
-from kstore.report import CommitReport, CommitStatus, RestoreReport
+from kstore.report import CommitReport, RestoreReport
 from kstore.scope import check_key
 from kstore.store import Store
 from kstore.words import plural
@@ -51,10 +51,7 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     settings["environ"] = unchosen(settings.get("environ", os.environ))
     check_key(key)
     store = make_store(key, settings)
-
-    def failed(error: str, is_late: bool) -> CommitReport:
-        return CommitReport(CommitStatus.TIMEOUT if is_late else CommitStatus.FAILED, key, error=error)
-
+    failed = partial(CommitReport.of_failure, key)
     unsaved = degrade("saving the mega-cache", key, strict, lambda: _write_recorded(store, key), failed)
     return unsaved or commit(key, strict=strict, **settings)
 
