@@ -67,7 +67,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     width = terminal_width()
     widths = fit(columns, rows, None if width is None else width - indent)
     style = "" if os.environ.get("NO_COLOR") else "bold"
-    table = Table(box=None, padding=0, pad_edge=False, header_style=style)
+    table = Table(box=None, padding=0, header_style=style)
     for column, width in zip(columns, widths, strict=True):
         if table.columns:
             table.add_column(width=_GAP)  # Before version 14.3, rich takes padding away from the width of a column.

@@ -45,17 +45,17 @@ _LONGEST = 600
 
 def ok(name: str, found: str) -> Check:
     """Nothing to do."""
-    return Check(_bounded(name), Verdict.OK, _bounded(found))
+    return _check(name, Verdict.OK, found)
 
 
 def warning(name: str, found: str, advice: str) -> Check:
     """It costs time, or may."""
-    return Check(_bounded(name), Verdict.WARNING, _bounded(found), _bounded(advice))
+    return _check(name, Verdict.WARNING, found, advice)
 
 
 def bad(name: str, found: str, advice: str) -> Check:
     """It prevents hits."""
-    return Check(_bounded(name), Verdict.BAD, _bounded(found), _bounded(advice))
+    return _check(name, Verdict.BAD, found, advice)
 
 
 def again(store: Store, command: str, key: str = "", *words: str, names: Sequence[str] = ("store",)) -> str:
@@ -81,6 +81,10 @@ def not_told(name: str, path: str, error: OSError) -> Check:
     """How much there is of something is not known, as on mounts of FUSE that have no statfs."""
     advice = "make sure that there is enough; if other programs get no answer there either, check the mount"
     return warning(name, f"not known in {path}: {error.strerror or error}", advice)
+
+
+def _check(name: str, verdict: Verdict, found: str, advice: str = "") -> Check:
+    return Check(_bounded(name), verdict, _bounded(found), _bounded(advice))
 
 
 def _bounded(text: str) -> str:
