@@ -224,6 +224,17 @@ def salvaged(tmp_path: Path) -> Node:
     return node
 
 
+def forgotten_and_damaged(tmp_path: Path) -> Node:
+    """A worker whose key was forgotten: only the generation before names a pack, and a frame of that is damaged."""
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("whole")
+    large(node)
+    node.commit()
+    rot_frame(node, "inductor/ab/clarge.py")
+    node.store.forget(KEY)
+    return node
+
+
 def whole(files: dict[str, bytes]) -> dict[str, bytes]:
     """The files of the first generation that were not damaged."""
     return {path: data for path, data in files.items() if path.startswith("triton/")}
@@ -277,13 +288,8 @@ def test_what_a_pinned_generation_lacks_goes_along_when_packs_become_one(tmp_pat
 
 
 def test_what_is_whole_of_a_pack_that_only_earlier_generations_name_is_saved(tmp_path: Path) -> None:
-    node = Node(tmp_path, layout="packed")
-    node.tree.kernel("whole")
-    large(node)
-    node.commit()
+    node = forgotten_and_damaged(tmp_path)
     node.store.pin(KEY, 1)
-    rot_frame(node, "inductor/ab/clarge.py")
-    node.store.forget(KEY)
     assert node.store.verify(repair=True).repaired
     assert collect_fully(node, keep=1).status is GcStatus.COLLECTED
     assert placed(tmp_path, "after", 1) == whole(kernels(node))
@@ -385,13 +391,8 @@ def test_a_repair_that_is_held_up_takes_away_no_pack_before_what_it_saved_is_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phases: int
 ) -> None:
     """As long as the damaged pack is in its place, gc sees no need for another one."""
-    node = Node(tmp_path, layout="packed")
-    node.tree.kernel("whole")
-    large(node)
-    node.commit()
+    node = forgotten_and_damaged(tmp_path)
     node.store.pin(KEY, 1)
-    rot_frame(node, "inductor/ab/clarge.py")
-    node.store.forget(KEY)
 
     def collected() -> None:
         for _ in range(phases):
@@ -409,12 +410,7 @@ def test_a_repair_that_is_held_up_has_nothing_to_take_away_where_gc_was_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the generation that named the damaged pack goes what was saved of it."""
-    node = Node(tmp_path, layout="packed")
-    node.tree.kernel("whole")
-    large(node)
-    node.commit()
-    rot_frame(node, "inductor/ab/clarge.py")
-    node.store.forget(KEY)
+    node = forgotten_and_damaged(tmp_path)
     meanwhile(monkeypatch, repairing, "set_aside_pack", lambda: collect_fully(Node(tmp_path, "gc"), keep=1))
     assert node.store.verify(repair=True).repaired
     assert {pack.name for pack in (node.location / "packs").iterdir()} == {*node.newest().packs}
