@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -73,7 +74,8 @@ _MOST_SECONDS = 3_153_600_000
 _FILES = ("kstore.toml", "pyproject.toml")
 _TABLE = b"tool.kstore"
 _NAME = b"kstore"
-"""What every way to write that name has in it."""
+_AS_KEY = rb"""\.[ \t]*["']?kstore["']?[ \t]*\]|kstore["']?[ \t]*[.=](?!=)"""
+"""Every way to write that name as a key of TOML, and hardly any to write it as a dependency."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None, **arguments: Any) -> Settings:
@@ -186,7 +188,7 @@ def _section(path: Path, owners: Container[int]) -> dict[str, Any]:
             why = f"it belongs to user {owner}, and not to this user, root or the owner of the working directory"
             _pass_over(path, why, has_settings=_TABLE in text)
             return {}
-        if path.name != _FILES[0] and _NAME not in text:
+        if path.name != _FILES[0] and not (_NAME in text and re.search(_AS_KEY, text)):
             return {}  # Parsing a large one takes a worker milliseconds.
         content = tomllib.loads(text.decode())
     except PermissionError as error:

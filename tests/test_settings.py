@@ -204,13 +204,42 @@ def test_a_pyproject_that_is_not_toml_is_another_tools_trouble(tmp_path: Path) -
     assert load_settings({}, tmp_path) == Settings()
 
 
-def test_a_pyproject_that_does_not_name_kstore_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.ruff]\nline-length = 120\n",
+        '[project]\ndependencies = ["torch", "kstore"]\n',
+        '[project]\ndependencies = ["kstore==1.0", "kstore >=1"]\n',
+        "[dependency-groups]\nserving = ['kstore[torch] ~= 1.0']\n",
+    ],
+)
+def test_a_pyproject_that_only_depends_on_kstore_is_not_parsed(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tomllib, "loads", lambda text: pytest.fail("a large one takes milliseconds"))
-    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 120\n")
+    (tmp_path / "pyproject.toml").write_text(text)
     assert load_settings({}, tmp_path) == Settings()
 
 
-@pytest.mark.parametrize("text", ["store = ", 'tool = "kstore"', "[tool]\nkstore = 5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[ tool . "kstore" ]\ngpu = "x"',
+        "[tool.'kstore']\ngpu = 'x'",
+        "[tool]\nkstore = {gpu = 'x'}",
+        "[tool]\n'kstore' = {gpu = 'x'}",
+        "[tool]\nkstore.gpu = 'x'",
+        "tool.kstore.gpu = 'x'",
+        "tool = {kstore = {gpu = 'x'}}",
+        'tool = {"kstore"\t.\tgpu = "x"}',
+    ],
+)
+def test_a_section_counts_however_it_is_written(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert load_settings({}, tmp_path).gpu == "x"
+
+
+@pytest.mark.parametrize("text", ["store = ", 'tool = "x"\nkstore = 1', "[tool]\nkstore = 5"])
 def test_a_malformed_file_is_named(tmp_path: Path, text: str) -> None:
     name = "kstore.toml" if text == "store = " else "pyproject.toml"
     (tmp_path / name).write_text(text)

@@ -97,7 +97,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, help="a tree to use as it is, instead of building a corpus")
     options = parser.parse_args()
     if options.work:
+        options.work = options.work.resolve()  # Workers are elsewhere.
         options.work.mkdir(parents=True, exist_ok=True)
+    if options.corpus:
+        options.corpus = options.corpus.resolve()
     return options
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+_FOLDER = tempfile.gettempdir()
+"""Where a worker is: in this repository, every kstore would read a pyproject.toml that has much about kstore."""
 _STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN", "CUDA_CACHE")
 _LIMIT = 1800
 """Seconds after which a worker counts as hung."""
@@ -77,7 +79,9 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def run(spec: Spec) -> Told:
     """Run one worker to its end."""
     started, used = time.perf_counter(), processor_time()
-    done = subprocess.run(spec.command, env=environment(spec.variables), capture_output=True, text=True, timeout=_LIMIT)
+    done = subprocess.run(
+        spec.command, cwd=_FOLDER, env=environment(spec.variables), capture_output=True, text=True, timeout=_LIMIT
+    )
     wall, processor = time.perf_counter() - started, processor_time() - used
     return replace(_told(spec, done.returncode, done.stdout, done.stderr), wall=wall, processor=processor)
 
@@ -95,7 +99,7 @@ def run_crowd(specs: Sequence[Spec], work: Path) -> tuple[float, list[Told]]:
     # Output goes to files: a full pipe would hold a worker up.
     files = [(open(folder / f"{n}.out", "w+"), open(folder / f"{n}.err", "w+")) for n in range(len(specs))]
     processes = [
-        subprocess.Popen(spec.command, env=environment(spec.variables), stdout=out, stderr=err, text=True)
+        subprocess.Popen(spec.command, cwd=_FOLDER, env=environment(spec.variables), stdout=out, stderr=err, text=True)
         for spec, (out, err) in zip(waiting, files, strict=True)
     ]
     _await_ready(processes, folder, len(specs))
