@@ -57,8 +57,7 @@ class PackWriter:
         self._taken = sum(self._index.sizes)
         self._fine_size = _FINE_SIZE if expected <= _LARGE else 0
         self._level = 0
-        # Mapped: no more of it is taken than is used, and all of it is given back.
-        self._frame, self._other = (memoryview(mmap(-1, MAX_SHARED_FRAME)) for _ in range(2))
+        self._frame, self._other = _two_frames()
         """The frame that is being filled, and the one that is being compressed."""
         self._count, self._filled = 0, 0
         """Blobs in the first, and their bytes."""
@@ -99,6 +98,11 @@ class PackWriter:
             self._write_aside(self._frame[: self._filled], self._count)
             self._frame, self._other = self._other, self._frame
             self._count, self._filled = 0, 0
+
+    def pause(self) -> None:
+        """End the current frame, and let go of its memory: nothing may follow for long."""
+        self.close_frame()
+        self._frame, self._other = _two_frames()
 
     def _write_aside(self, blobs: bytes | memoryview, count: int) -> None:
         self._wait()
@@ -152,3 +156,8 @@ class PackWriter:
         self._upload.write(data)
         self._hash.update(data)
         self.size += len(data)
+
+
+def _two_frames() -> tuple[memoryview, memoryview]:
+    """Mapped: no more of them is taken than is used, and all of it is given back."""
+    return memoryview(mmap(-1, MAX_SHARED_FRAME)), memoryview(mmap(-1, MAX_SHARED_FRAME))

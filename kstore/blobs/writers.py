@@ -197,7 +197,7 @@ class PackedBlobWriter:
     def flush(self) -> None:
         """Compress and write what was put."""
         if self._pack:
-            self._pack.close_frame()
+            self._pack.pause()
 
     def put_manifest(self, digest: bytes, data: bytes) -> None:
         """Append one blob in a frame of its own, next to the index."""
