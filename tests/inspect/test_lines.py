@@ -3,6 +3,7 @@ from __future__ import annotations
 import difflib
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -124,6 +125,16 @@ def test_of_a_long_text_only_what_differs_is_told(before: list[str]) -> None:
     assert told(lambda text: [*text[:1000], "new", *text[1000:]], before) == ["+new"]
     assert told(lambda text: [*text[:1000], "new", *text[1001:]], before) == [f"-{before[1000]}", "+new"]
     assert len(told(lambda text: [*text[:1000], "new", *text[1000:3000], "new", *text[3001:]], before)) <= 3
+
+
+@pytest.mark.parametrize(("here", "there"), [(1000, 3000), (3000, 1000)])
+def test_of_lines_that_have_moved_only_these_are_told_and_three_around_them(here: int, there: int) -> None:
+    before = numbered("one")
+    moved, rest = before[here : here + 10], [*before[:here], *before[here + 10 :]]
+    after = [*rest[:there], *moved, *rest[there:], "new"]
+
+    diff = list(unified_diff(("one", "\n".join(before)), ("other", "\n".join(after))))
+    assert Counter(line[:1] for line in diff[2:]) == {"@": 3, "-": 10, "+": 11, " ": 3 * 5}
 
 
 def test_lines_that_are_often_there_are_told_apart_by_those_between_that_are_not() -> None:
