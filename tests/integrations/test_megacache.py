@@ -727,6 +727,18 @@ def test_a_save_of_what_cannot_be_written_fails_and_says_why(fleet: Fleet, monke
     assert (report.status, "the key '../x', which no torch writes" in report.error) == (CommitStatus.FAILED, True)
 
 
+def test_after_a_save_that_failed_its_cache_root_is_not_said_to_be_in_use(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: object
+) -> None:
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "../x", b"entry")])
+    load(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
+    assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).error
+    caplog.clear()
+
+    load("m/v2", store=fleet.folder / "store", cache_root=fleet.folder / "other", gpu=GPU)
+    assert "which is in use" not in caplog.text
+
+
 def test_a_save_to_a_cache_root_that_hangs_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
     monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])

@@ -16,6 +16,7 @@ from kstore.errors import UsageError
 from kstore.integrations.megacache import container
 from kstore.integrations.megacache.entries import COMPONENT, Artifact, files_of
 from kstore.integrations.megacache.tree import unchosen, write_files
+from kstore.redirect import end_use
 from kstore.report import CommitReport, RestoreReport
 from kstore.scope import check_key
 from kstore.store import Store
@@ -51,6 +52,7 @@ def save(key: str, *, strict: bool = False, **settings: Any) -> CommitReport:
     settings["environ"] = unchosen(settings.get("environ", os.environ))
     check_key(key)
     store = make_store(key, settings)
+    end_use(key)  # As a commit does, which a failure keeps from being tried.
     failed = partial(CommitReport.of_failure, key)
     unsaved = degrade("saving the mega-cache", key, strict, lambda: _write_recorded(store, key), failed)
     return unsaved or commit(key, strict=strict, **settings)
