@@ -51,8 +51,8 @@ class _Lines(SequenceMatcher[str]):
 
 
 def _extent(first: int, last: int) -> str:
-    """A range of lines as unified diffs name it."""
-    return f"{first + 1}" if last - first == 1 else f"{first + (last > first)},{last - first}"
+    """A range of lines as unified diffs name it; none is empty, since a text has at least one line."""
+    return f"{first + 1}" if last - first == 1 else f"{first + 1},{last - first}"
 
 
 Positions = dict[Hashable, int]

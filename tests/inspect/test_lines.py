@@ -46,11 +46,11 @@ def patched(text: str, diff: list[str]) -> str:
     old, new = text.split("\n"), []
     done = 0
     for line in diff[2:]:
-        if found := re.fullmatch(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,\d+)? @@", line):
-            first = int(found[1]) - (found[2] != "0")
+        if found := re.fullmatch(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@", line):
+            first = int(found[1]) - 1
             new += old[done:first]
             done = first
-            assert len(new) + 1 == int(found[3]) or line.endswith("+0,0 @@")
+            assert len(new) + 1 == int(found[2])
             continue
         if line[:1] in " -":
             assert old[done] == line[1:]
