@@ -504,6 +504,16 @@ def test_an_import_says_of_no_folder_that_it_was_built_there(fleet: Fleet) -> No
     assert "cache root" in found and "what is published was built in" not in " ".join(found.split())
 
 
+def test_nor_does_it_take_its_own_variables_for_those_under_which_it_was_compiled(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    bring_in(fleet.store, write(OTHER_KINDS), KEY)
+    (shown,) = fleet.document("show", KEY)["scopes"]
+    assert shown["meta"].keys().isdisjoint({"variables", "processors"})
+    assert "TORCHINDUCTOR_MAX_AUTOTUNE" not in fleet.kstore("doctor", KEY, worker="worker").stdout
+
+
 @pytest.mark.exhaustive
 def test_what_was_recorded_before_an_earlier_save_is_not_lost(fleet: Fleet) -> None:
     """Torch's own loader keeps only the last section of each kind."""

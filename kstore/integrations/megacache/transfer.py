@@ -118,16 +118,19 @@ def _committing_from(root: str, settings: Settings) -> Store:
 
 
 def _commit(store: Store, key: str) -> CommitReport:
-    """Publish what is in the temporary root. The root will not last, so the manifest names no folder."""
+    """Publish what is in the temporary root. The root will not last, so the manifest names no folder. Another process
+    has compiled it, so the manifest has nothing of this one's variables and processors.
+    """
     from kstore.operations.commit import commit
 
     if store.settings.mode is Mode.READ:
         return store.commit(key)  # which reports that
     nowhere: dict[str, object] = {"cache_root": "", "folders": {}}
-    worker = replace(store.worker(key, before_import=False), is_temporary=True, built_under=nowhere)
+    worker = store.worker(key, before_import=False)
+    importer = replace(worker, is_temporary=True, key_facts=dict, built_under=nowhere)
     with reporting_trouble(store.location, "import into"):
         store.storage.open()
-        return replace(commit(worker), cache_root="")
+        return replace(commit(importer), cache_root="")
 
 
 def _unknown_kinds(artifacts: Iterable[Artifact]) -> Iterator[LeftOut]:
