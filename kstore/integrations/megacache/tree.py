@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kstore.components import load_table
-from kstore.components.variables import read_managed
 
 
 def unchosen(environ: Mapping[str, str]) -> dict[str, str]:
@@ -17,9 +16,8 @@ def unchosen(environ: Mapping[str, str]) -> dict[str, str]:
     A user's folder holds what any program left there, and a commit takes all of it. A mega-cache is what one process
     used.
     """
-    managed = read_managed(environ)
     variables = {component.variable for component in load_table().values()}
-    return {name: text for name, text in environ.items() if name not in variables or managed.get(name) == text}
+    return {name: text for name, text in environ.items() if name not in variables}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
