@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -24,7 +25,7 @@ import pytest
 
 from kstore.cli.program import run
 from kstore.errors import FileError, IntegrityError, PackageMissing, StoreUnavailable, UsageError
-from kstore.integrations.megacache import bring_in, export, load, process, save
+from kstore.integrations.megacache import bring_in, export, load, process, save, transfer
 from kstore.integrations.megacache.container import check_torch, read, write
 from kstore.integrations.megacache.entries import Artifact, artifact_of, files_of
 from kstore.integrations.megacache.omissions import bundled_kernels, left_out
@@ -491,6 +492,27 @@ def test_an_exported_import_has_all_kinds_of_entries(fleet: Fleet) -> None:
     assert tree_of(again) == tree_of(OTHER_KINDS)
 
 
+def test_an_import_is_published_where_and_as_its_store_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
+    """Whichever components this worker has: a mega-cache is of one."""
+    monkeypatch.setenv("KSTORE_COMPONENTS", "triton")
+    store = Store(tmp_path / "store", layout="packed", gpu="a-gpu", environment="torch-x")
+
+    committed = bring_in(store, write(OTHER_KINDS), KEY).committed
+
+    assert (committed.gpu, committed.environment, committed.new_files) == ("a-gpu", "torch-x", 3)
+    newest = store.newest(store.scope(KEY))
+    assert newest and newest.packs
+
+
+def test_an_import_into_a_store_that_is_only_read_says_so(tmp_path: Path) -> None:
+    imported = bring_in(Store(tmp_path / "store", gpu=GPU, mode="read"), write(OTHER_KINDS), KEY)
+
+    assert imported.committed.status is CommitStatus.READ_ONLY
+    assert not (tmp_path / "store").exists()
+
+
 def test_an_import_says_of_no_folder_that_it_was_built_there(fleet: Fleet) -> None:
     """It was unpacked in a folder that is gone."""
     (fleet.folder / "all.bin").write_bytes(write(OTHER_KINDS))
@@ -608,6 +630,17 @@ def test_without_room_for_its_files_a_mega_cache_publishes_nothing(
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
 
     with pytest.raises(FileError, match="TMPDIR"):
+        bring_in(fleet.store, write([Artifact("aot_autograd", "aab", b"entry")]), KEY)
+
+    assert not (fleet.folder / "store").exists()
+
+
+def test_nor_does_one_for_which_the_room_does_not_last(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(folder: Path, files: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    monkeypatch.setattr(transfer, "write_files", fill)
+    with pytest.raises(FileError, match=r"No space left on device.*TMPDIR"):
         bring_in(fleet.store, write([Artifact("aot_autograd", "aab", b"entry")]), KEY)
 
     assert not (fleet.folder / "store").exists()
