@@ -275,6 +275,12 @@ def test_what_would_tell_and_is_too_large_to_be_read_is_counted(path: str, size:
     assert compare_sides(held, side_of()).unread == unread
 
 
+def test_a_kernel_without_metadata_is_counted_among_what_nothing_more_is_known_about() -> None:
+    kernel = Artifact("triton/k/k.ptx", "", entry("ptx", Flag.GROUP, 2))
+
+    assert compare_sides(side_of(kernel), side_of()).unread == 1
+
+
 def test_a_choice_is_named_by_the_kernel_that_it_chose(two: Two) -> None:
     for tree, warps in ((two.left, 4), (two.right, 8)):
         folder = put_kernel(tree, "triton_red_fused_sum_1", num_warps=warps)
@@ -294,6 +300,15 @@ def test_a_kernel_with_broken_metadata_is_told_by_its_name(two: Two, metadata: b
     assert found.differences[0].fields == ()  # Nobody knows what they were.
     assert found.unread == 1
     assert compare_sides(found.right, found.left).differences[0].fields == ()
+
+
+@pytest.mark.parametrize(("path", "unread"), [("inductor/ab/cone.py", 0), ("inductor/ab/one.best_config", 1)])
+def test_a_file_that_is_not_what_its_name_says_is_told_by_its_path(two: Two, path: str, unread: int) -> None:
+    two.left.put(path, b"\xff{")
+    two.right.put(path, b"{}")
+    found = two.compare()
+
+    assert (brief(found), found.unread) == ([("changed", path)], unread)
 
 
 def test_a_lost_blob_costs_only_what_it_would_have_told(two: Two) -> None:
@@ -322,7 +337,9 @@ def test_code_that_is_too_large_is_not_looked_into(two: Two, monkeypatch: pytest
     assert told_of_other_code(two) == [("triton_add", None)]
 
 
-def test_what_a_store_cannot_give_just_now_costs_only_what_it_would_have_told(two: Two) -> None:
+def test_what_a_store_cannot_give_just_now_costs_only_what_it_would_have_told(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
         raise StoreUnavailable("the store is down")
         yield
@@ -335,6 +352,7 @@ def test_what_a_store_cannot_give_just_now_costs_only_what_it_would_have_told(tw
         (Change.CHANGED, "triton_add", None)
     ]
     assert found.unread == 1
+    assert "some files that describe others cannot be read: the store is down" in caplog.messages
 
 
 def test_bytes_are_counted_once_a_blob(two: Two) -> None:
