@@ -506,6 +506,14 @@ def test_an_import_is_published_where_and_as_its_store_says(
     assert newest and newest.packs
 
 
+def test_nothing_of_an_import_waits_for_more(fleet: Fleet) -> None:
+    """As what a job has learnt would wait in its cache root: that of an import is gone."""
+    learnt = [Artifact("pgo", f"job-{number}", b"profile %d" % number) for number in range(20)]
+    bring_in(fleet.store, write(learnt), KEY)
+
+    assert bring_in(fleet.store, write([Artifact("pgo", "last", b"another profile")]), KEY).committed.new_files == 1
+
+
 def test_an_import_into_a_store_that_is_only_read_says_so(tmp_path: Path) -> None:
     imported = bring_in(Store(tmp_path / "store", gpu=GPU, mode="read"), write(OTHER_KINDS), KEY)
 
@@ -752,6 +760,15 @@ def test_a_save_takes_nothing_from_folders_that_the_user_chose(
     assert files_below(fleet.folder / "users") == [fleet.folder / "users/ab/cothers.py"]
 
 
+def test_a_save_goes_by_the_variables_that_it_is_given(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
+    monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "aab", b"entry")])
+
+    assert save(KEY, environ=fleet.environ("worker")).new_files == 1
+    assert [scope.key for scope in fleet.store.scopes()] == [KEY]
+
+
 def test_a_save_whose_commit_fails_says_so_and_raises_if_it_is_strict(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, host: object
 ) -> None:
@@ -774,7 +791,7 @@ def test_after_a_save_that_failed_its_cache_root_is_not_said_to_be_in_use(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: object
 ) -> None:
     monkeypatch.setattr(process, "_recorded", lambda: [Artifact("aot_autograd", "../x", b"entry")])
-    load(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU)
+    assert load(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).status == "miss"
     assert save(KEY, store=fleet.folder / "store", cache_root=fleet.folder / "root", gpu=GPU).error
     caplog.clear()
 
