@@ -195,6 +195,7 @@ def test_a_store_that_is_away_is_reported_and_the_server_runs_on(cli: Cli, start
 
 def test_a_sidecar_commits_when_the_server_beside_it_is_ready(cli: Cli, start: Start) -> None:
     cli.write("inductor/ab/cone.py")
+    cli.write("inductor/cache/torn", '{"one": 1.0, "tw')
     watching = start("", *LATE, command="watch")
     watching.says("watching the cache root of my/v1")
     port = watching.address.rpartition(":")[2]
@@ -204,6 +205,7 @@ def test_a_sidecar_commits_when_the_server_beside_it_is_ready(cli: Cli, start: S
     )  # fmt: skip
     try:
         assert "committed my/v1 generation 1" in watching.says("ready after ")
+        assert "warning: left out inductor/cache/torn: " in "".join(watching.said)
         assert published(cli) > 10
         watching.end()
     finally:
