@@ -158,6 +158,13 @@ def test_a_file_that_no_key_names_has_changed(two: Two) -> None:
     assert (brief(found), found.unread) == ([("changed", "tunableop/tunableop_results0.csv")], 0)
 
 
+@pytest.mark.parametrize("path", ["triton/k/cuda_utils.so", "inductor/ab/cone.main.so"])
+def test_an_object_whose_path_holds_its_key_is_rebuilt_if_only_its_bytes_differ(path: str) -> None:
+    one, other = (side_of(Artifact(path, "", entry(content))) for content in ("one", "other"))
+
+    assert [found.change for found in compare_sides(one, other).differences] == [Change.REBUILT]
+
+
 def test_a_kernel_with_one_form_more_is_a_rebuilt_one() -> None:
     forms = [Artifact(f"triton/k/k.{suffix}", "", entry(suffix, Flag.GROUP, 2)) for suffix in ("ptx", "llir")]
     (found,) = compare_sides(side_of(forms[0]), side_of(*forms)).differences
