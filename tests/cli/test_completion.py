@@ -90,6 +90,13 @@ def test_keys_are_completed_from_the_store(cli: Cli, on_path: Path, shell: str) 
 
 
 @pytest.mark.parametrize("shell", ASK)
+def test_after_a_word_that_is_no_command_nothing_is_offered_and_nothing_said(
+    cli: Cli, on_path: Path, shell: str
+) -> None:
+    assert ASK[shell]("kstore unknown my") == []
+
+
+@pytest.mark.parametrize("shell", ASK)
 def test_without_a_store_nothing_is_offered_and_nothing_said(cli: Cli, on_path: Path, shell: str) -> None:
     assert ASK[shell]("kstore show my") == []
 
