@@ -105,6 +105,20 @@ def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_fil
     assert found == {"changed": True, "moved": False}
 
 
+def test_a_file_of_one_side_has_a_counterpart_in_the_item_that_its_own_is_compared_with(two: Two) -> None:
+    gone, _ = put_kernel(two.left, "a_gone"), put_kernel(two.right, "a_new")
+    pairs = {
+        name: (put_kernel(two.left, name, num_warps=4), put_kernel(two.right, name, num_warps=8))
+        for name in ("abs", "add")
+    }
+    found = two.compare()
+
+    for name, (left, right) in pairs.items():
+        assert found.counterpart(f"{left}/{name}.ptx") == f"{right}/{name}.ptx"
+        assert found.counterpart(f"{right}/{name}.ptx") == f"{left}/{name}.ptx"
+    assert found.counterpart(f"{gone}/a_gone.ptx") is None
+
+
 def test_the_configurations_that_differ_least_are_compared(two: Two) -> None:
     for tree, stages in ((two.left, 2), (two.right, 3)):
         for warps in (1, 2, 4, 8):
