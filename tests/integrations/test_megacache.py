@@ -334,6 +334,13 @@ def test_what_is_left_out_is_told_by_where_it_is(tmp_path: Path, host: object) -
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["cone.cpp", "cone.h", "cone.cu", "cone.so", "cone.so.load_ok", "cone.o", "cone.a"])
+def test_what_a_compiler_of_cpp_reads_or_makes_is_left_out_as_such(name: str) -> None:
+    manifest = Manifest({f"inductor/ab/{name}": Entry(bytes(32), 5, 0, 0o644, 0, 0)})
+
+    assert [left.what for left in left_out(manifest, set())] == ["C++ objects and sources"]
+
+
 def test_what_is_left_out_of_other_components_is_told_by_their_titles_in_order() -> None:
     """A newer kstore may have published a component that this one does not know."""
     plain, grouped = (Entry(bytes(32), 5, 0, 0o644, flags, unit) for flags, unit in ((0, 0), (GROUP, 2)))
