@@ -346,8 +346,8 @@ def test_what_is_left_out_of_other_components_is_told_by_their_titles_in_order()
     plain, grouped = (Entry(bytes(32), 5, 0, 0o644, flags, unit) for flags, unit in ((0, 0), (GROUP, 2)))
     manifest = Manifest({"vendor/x": plain, "tilelang/kernel/y": grouped, "tilelang/kernel/z": grouped})
 
-    assert [(left.what, left.files, left.bytes) for left in left_out(manifest, set())] == [
-        ("files of TileLang", 2, 10), ("files of vendor", 1, 5),
+    assert [(left.what, left.component, left.files, left.bytes) for left in left_out(manifest, set())] == [
+        ("files of TileLang", "tilelang", 2, 10), ("files of vendor", "vendor", 1, 5),
     ]  # fmt: skip
 
 
@@ -615,6 +615,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a profile's key of too many bytes": lambda data: write([Artifact("pgo", "中" * 100, b"profile")]),
     "a file that is also a folder": lambda data: write(
         [Artifact("pgo", "x", b"profile"), Artifact("precompile", "code_state_x.pkl", b"package")]
+    ),
+    "a folder that is also a file": lambda data: write(
+        [Artifact("precompile", "code_state_x.pkl", b"package"), Artifact("pgo", "x", b"profile")]
     ),
     "a key with a NUL": lambda data: write([Artifact("pgo", "a\0b", b"profile")]),
 }
