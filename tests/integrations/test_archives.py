@@ -23,6 +23,7 @@ from kstore.errors import ArchiveError, FileError, KstoreError
 from kstore.integrations import archives
 from kstore.integrations.archives import adopt, settled
 from kstore.integrations.members import members
+from kstore.integrations.unpacked import temporary_root
 from kstore.published.generations import publish_loss
 from kstore.report import CommitReport, CommitStatus, RestoreStatus
 from tests.trees import KEY, Node, Tree, contents, shared_object
@@ -281,7 +282,8 @@ def test_the_temporary_folder_is_gone_afterwards(node: Node, builder: Builder, t
 
 
 def test_what_a_killed_import_has_left_is_removed_a_day_later(node: Node, builder: Builder, temporary: Path) -> None:
-    old, young, others = (temporary / name for name in ("kstore-unpacked-old", "kstore-unpacked-young", "others"))
+    with temporary_root("an archive") as made:
+        old, young, others = Path(made), temporary / "kstore-unpacked-young", temporary / "others"
     for folder in (old, young, others):
         (folder / "inductor").mkdir(parents=True)
     pipe = temporary / "kstore-unpacked-pipe"

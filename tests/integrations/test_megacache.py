@@ -321,16 +321,20 @@ def test_what_is_left_out_is_told_by_where_it_is(tmp_path: Path, host: object) -
     """Without TRITON_CACHE_DIR, Triton's kernels are in Inductor's folder."""
     node = Node(tmp_path)
     bundled = node.tree.kernel("bundled", below="inductor/triton/0")
-    node.tree.kernel("other", below="inductor/triton/0")
+    node.tree.kernel("bundled")
+    for below in ("inductor/triton/0", "inductor/triton/1", "triton"):
+        node.tree.kernel("other", below=below)
     node.tree.timings({"mm": 1})
     for path in ("ab/cone.halide/done", "ab/cone.halide/hooks.cpp", "ab/cone.py", "helion/one.py"):
         node.tree.put(f"inductor/{path}", b"content")
     node.commit()
     manifest = node.store.snapshot(node.newest()).manifest
 
-    assert {left.what: left.files for left in left_out(manifest, {os.path.basename(bundled)})} == {
-        "Triton kernels that no graph bundles": 8, "timings of GEMM choices": 1, "C++ objects and sources": 1,
-        "generated modules": 1, "other files of TorchInductor": 2,
+    found = left_out(manifest, {os.path.basename(bundled)})
+    assert {(left.component, left.what): left.files for left in found} == {
+        ("inductor", "Triton kernels that no graph bundles"): 16, ("triton", "Triton kernels that no graph bundles"): 8,
+        ("inductor", "timings of GEMM choices"): 1, ("inductor", "C++ objects and sources"): 1,
+        ("inductor", "generated modules"): 1, ("inductor", "other files of TorchInductor"): 2,
     }  # fmt: skip
 
 
