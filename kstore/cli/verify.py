@@ -82,9 +82,11 @@ def _next(invocation: Invocation, report: VerifyReport, key: str) -> str:
     soon = invocation.again("gc", "--keep", "1")
     gc = f"gc removes them in time, a pinned one once it is unpinned, or sooner: {soon}"
     if not (report.is_newest_damaged or report.local):
+        again = invocation.again("verify", key=key, names=WORKERS)
         if report.is_gc_stopped:
-            again = invocation.again("verify", key=key, names=WORKERS)
             return f"what could not be read at all is removed, and gc deletes again; what else is damaged: {again}"
+        if report.repaired and report.is_mendable:
+            return f"what could be saved of earlier generations is; what else is damaged: {again}"
         return f"only earlier generations are damaged, which are not restored: {gc}"
     if not (report.is_mendable or report.local):
         return f"nothing is left to repair: commit from a worker that has the files; for earlier generations, {gc}"

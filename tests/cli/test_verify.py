@@ -145,6 +145,9 @@ def test_a_pack_that_was_moved_aside_is_not_reported_again_but_what_an_earlier_g
     assert pack.name not in result.out
     assert "--repair" not in result.err
 
+    assert cli("verify", "--repair").err.endswith("earlier generations is; what else is damaged: kstore verify\n")
+    assert cli("verify").code == 0
+
 
 def test_what_to_do_next_is_for_the_same_store_and_key(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.publish("my/v1", "one")
