@@ -352,7 +352,7 @@ def _parse_settings(location: str, data: bytes) -> dict[str, Any]:
         found = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{location}/{_SETTINGS} is damaged: {described(error)}; restore it or use another folder"
+            f"{location}/{_SETTINGS} is damaged: {described(error)}; put a whole one there, its own or another store's"
         ) from error
     if found != FORMAT:
         raise StoreFormatError(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,18 @@ def test_a_store_whose_settings_are_no_text_is_said_to_be_damaged_in_few_words(c
     assert result.code == 1
     assert "kstore.json is damaged" in result.err
     assert len(result.err) < 500
+
+
+def test_damaged_settings_may_be_replaced_by_those_of_another_store(cli: Cli, tmp_path: Path) -> None:
+    cli.publish("my/v1", "one")
+    cli("init", "--store", str(tmp_path / "other"))
+    settings = cli.store / "kstore.json"
+    settings.unlink()
+    settings.write_text("{")
+    assert cli("init").err.endswith("; put a whole one there, its own or another store's\n")
+
+    settings.write_bytes((tmp_path / "other/kstore.json").read_bytes())
+    assert cli("verify").code == 0
 
 
 def test_a_store_whose_settings_name_only_a_format_has_the_usual_grace(cli: Cli) -> None:
