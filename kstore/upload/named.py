@@ -53,8 +53,9 @@ def packs_to_name(
 
 
 def _left(plan: UploadPlan, stored: Sequence[Stored], needed: set[bytes]) -> set[bytes]:
-    """What of `needed` neither this commit has stored nor the newest generation keeps."""
-    left = needed.difference(*(digests for _, digests in stored), kept_by(plan.reliance.theirs), plan.below)
+    """What of `needed` neither this commit has stored nor the newest generation keeps and has not lost."""
+    kept = kept_by(plan.reliance.theirs) - plan.lost
+    left = needed.difference(*(digests for _, digests in stored), kept, plan.below)
     return left - plan.reliance.newest.stored.keys() if plan.reliance.newest else left
 
 

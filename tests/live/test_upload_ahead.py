@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kstore.blobs.packindex import pack_name
+from kstore.damaged import set_aside_blob
 from kstore.digest import digest_of
 from kstore.local.reading import Batch, read_in_batches
 from kstore.operations.sources import Sources
@@ -145,6 +146,20 @@ def test_a_pack_that_is_gone_is_not_relied_on_although_its_index_is_known(tmp_pa
     assert node.store.storage.blobs.digests_in([ahead])
     (node.location / pack_name(ahead)).unlink()
     assert node.commit().new_blobs == 9
+    assert restored(tmp_path, "reader") == kernels(node)
+
+
+def test_what_is_lost_of_the_newest_generation_is_kept_where_it_was_uploaded_ahead(tmp_path: Path) -> None:
+    """Another worker has published the same, and its blob was found damaged."""
+    node, other = (Node(tmp_path, name, layout=layout) for name, layout in (("node", "packed"), ("other", "loose")))
+    node.tree.wrapper("one")
+    node.store.upload_ahead(KEY)
+    path = other.tree.wrapper("one")
+    other.commit()
+    set_aside_blob(other.store.storage.backend, other.published()[path].digest)
+    report = node.commit()
+    assert (report.status, report.new_blobs) == (CommitStatus.COMMITTED, 1)
+    collect_fully(node, keep=1)
     assert restored(tmp_path, "reader") == kernels(node)
 
 
