@@ -23,8 +23,9 @@ mark on the bar. Figures without a unit are bytes or, where the row says so, fil
 measured. Compare figures only within a table.
 
 Every worker is a new process. Its import of Python modules is not counted, except where a whole process or a command
-is measured. Above each table are the command that measures it and the conditions, which end with the rounds, the date
-and the machine; "load" is its load average before the run. Notes below a table name unexpected statuses.
+is measured; [what kstore's takes](#the-start-of-kstore-itself). Above each table are the command that measures it and
+the conditions, which end with the rounds, the date and the machine; "load" is its load average before the run. Notes
+below a table name unexpected statuses.
 
 The columns:
 
