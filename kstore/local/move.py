@@ -7,11 +7,12 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Set
 from contextlib import suppress
+from itertools import chain
 
 from kstore.folders import make_folder
 from kstore.lazy import cached_property
 from kstore.local.placed import Placed
-from kstore.published.manifest import Files, group_of, groups_in
+from kstore.published.manifest import NEVER_IN_PLACE, Files, group_of, groups_in
 
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _TAKEN = "something else is in its place"
@@ -68,7 +69,7 @@ class Mover:
         is_file = top in self._files
         if not is_file and top not in folders:
             self._move_folder(top)
-        elif self._is_new(top):
+        elif self._is_new(top) or (not is_file and self._has_new(top)):
             self.occupied[top] = _WRITTEN
         elif is_file:
             self._move_file(top)
@@ -108,6 +109,18 @@ class Mover:
         except OSError:
             return False
         return self._is_new_time(path, mtime_ns)
+
+    def _has_new(self, group: str) -> bool:
+        """Whether that is so of a folder in a group, or a file changed in place, of which no folder's time tells."""
+        below = self._local(group)
+        every = ((group + folder[len(below) :], chain(*names)) for folder, *names in os.walk(below))
+        paths = (f"{folder}/{name}" for folder, names in every for name in names)
+        return any(self._is_new(path) for path in paths if not self._is_only_replaced(path))
+
+    def _is_only_replaced(self, path: str) -> bool:
+        """Whether it is an artifact that is never changed in place. A link to a blob has a time that says nothing."""
+        entry = self._files.get(path)
+        return entry is not None and entry.flags in NEVER_IN_PLACE
 
     def _put_aside(self, path: str) -> None:
         try:

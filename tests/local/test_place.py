@@ -126,6 +126,21 @@ def test_a_group_with_folders_inside_is_swapped_whole(place: Place) -> None:
     assert contents(place.tree.root) == {"triton/K/sm_90/ptx": b"published"}
 
 
+@pytest.mark.parametrize("path", ["triton/K/ptx", "triton/K/sm_90/ptx"])
+def test_a_group_that_a_compiler_writes_in_place_meanwhile_stays(place: Place, path: str) -> None:
+    """That does not move the time of the group's folder."""
+    place.tree.put(path, b"old")
+
+    def compile_in_place() -> None:
+        time.sleep(0.04)  # until the look at the root, and a tick of the clock, are over
+        (place.tree.root / path).write_bytes(b"compiled meanwhile")
+
+    published = {f"triton/K/{name}": place.store(name.encode(), GROUP, 2) for name in ("ptx", "cubin")}
+    placed = place.place(published, before_move=compile_in_place)
+    assert contents(place.tree.root) == {path: b"compiled meanwhile"}
+    assert placed.skipped == [Skipped("triton/K", "it was written while this was restored")]
+
+
 def refuse_to_move(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     real = os.rename
 
