@@ -22,7 +22,7 @@ would otherwise see it as a change against its new base and offer it again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kstore.published.byfolder import ByFolder
@@ -66,11 +66,21 @@ class Merged:
     """Those of `to_merge` that only ours changed: where the two say different things, ours holds."""
     declined: dict[str, bytes] = field(default_factory=dict)
     outdated: set[str] = field(default_factory=set)
-    """Those of `declined` that ours never changed: theirs replaced them or took them out."""
+    """Those of `declined` that ours never changed since they were published: theirs replaced them or took them out."""
 
 
-def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: Sequence[Files] = ()) -> Merged:
-    """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest."""
+def merge(
+    base: Files,
+    theirs: Files,
+    ours: Files,
+    declined: Declined,
+    beside: Sequence[Files] = (),
+    outdated: Set[str] = frozenset(),
+) -> Merged:
+    """Merge one set of files: the portable ones, or those of one host. `beside` are the other sets of the manifest.
+
+    `outdated` are those of `declined` that were outdated when they were declined.
+    """
     if NOT_TAKEN in declined.values():
         base = compacted(base).without(path for path, digest in declined.items() if digest == NOT_TAKEN)
     # What theirs has by now, such as after a rollback, got in.
@@ -78,6 +88,7 @@ def merge(base: Files, theirs: Files, ours: Files, declined: Declined, beside: S
     merged = Merged(copy_of(theirs), declined=left)
     merged.outdated.update(_outdated(base, theirs, ours))
     merged.declined.update((path, ours[path].digest) for path in merged.outdated)
+    merged.outdated |= left.keys() & outdated
     if base or theirs or merged.declined:
         # What is base's and not theirs is declined by now.
         changed = [path for path in unlike(ours, theirs) if ours[path].digest != merged.declined.get(path)]

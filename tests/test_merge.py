@@ -166,6 +166,14 @@ def test_what_ours_never_changed_is_told_from_what_it_offered() -> None:
     assert merged.outdated == {"x"}
 
 
+def test_what_was_outdated_remains_so_as_long_as_ours_keeps_it() -> None:
+    ours = {"x": A, "changed since": C, "published by now": B}
+    outdated = {"x": A.digest, "changed since": A.digest, "published by now": B.digest}
+    published = dict.fromkeys(ours, B)
+    assert merge(published, published, ours, outdated, outdated=outdated.keys()).outdated == {"x"}
+    assert merge(published, published, ours, outdated).outdated == set()
+
+
 # ---- Groups
 
 

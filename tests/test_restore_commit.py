@@ -520,6 +520,54 @@ def test_what_others_replaced_is_restored(first: Node, second: Node) -> None:
     assert second.tree.read("inductor/ab/tuned.best_config") == b"new"
 
 
+def test_what_others_replaced_is_restored_however_often_the_worker_has_committed_since(
+    first: Node, second: Node
+) -> None:
+    second.restore()
+    kernel, path = first.tree.kernel("one", "replaced"), first.tree.timings({"one": 0.5, "other": 1})
+    first.commit()
+    assert second.commit().status is CommitStatus.UNCHANGED
+    second.tree.wrapper("news")
+    assert second.commit().new_files == 1
+    second.restore()
+    assert b"replaced" in second.tree.read(f"{kernel}/k.ptx")
+    assert json.loads(second.tree.read(path)) == {"one": 0.5, "other": 1}
+    assert second.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_rollback_reaches_a_worker_that_has_committed_since(first: Node, second: Node) -> None:
+    kernel = first.tree.kernel("one", "a bad idea")
+    first.commit()
+    second.restore()
+    first.store.rollback(KEY)
+    assert second.commit().status is CommitStatus.UNCHANGED
+    second.restore()
+    assert b"bad" not in second.tree.read(f"{kernel}/k.ptx")
+
+
+def test_what_the_worker_has_changed_since_others_replaced_it_stays(first: Node, second: Node) -> None:
+    second.restore()
+    first.tree.kernel("one", "replaced")
+    first.commit()
+    second.commit()
+    kernel = second.tree.kernel("one", "of the worker's own")
+    second.commit()
+    second.restore()
+    assert b"own" in second.tree.read(f"{kernel}/k.ptx")
+
+
+def test_timings_that_others_have_added_are_restored_to_a_worker_that_has_added_some_itself(
+    first: Node, second: Node
+) -> None:
+    second.restore()
+    first.tree.timings({"one": 0.5, "first": 1})
+    first.commit()
+    path = second.tree.timings({"one": 0.5, "second": 2})
+    assert second.commit().new_files == 1
+    second.restore()
+    assert json.loads(second.tree.read(path)) == {"one": 0.5, "first": 1, "second": 2}
+
+
 def test_timings_of_all_workers_are_merged(first: Node, second: Node) -> None:
     second.tree.timings({"two": 0.25})
     assert second.commit().new_files == 1

@@ -67,6 +67,8 @@ class State:
     index: Index = field(default_factory=Index)
     base: Base | None = None
     declined: Mapping[str, bytes] = field(default_factory=dict)
+    outdated: frozenset[str] = frozenset()
+    """Those of `declined` that hold nothing of the worker's own: a restore replaces them."""
     waiting: int = 0
     """Artifacts that are in none of these, and wait to be published together with other news."""
     host: str = ""
@@ -145,6 +147,7 @@ class StateFolder(LockedFolder):
             if digest_of(data) == ref.manifest:
                 state.base = Base(content["store"], Snapshot(ref, data))
                 state.declined, state.waiting = _digests(content["declined"]), int(content.get("waiting", 0))
+                state.outdated = frozenset(content.get("outdated", ()))
                 state.synced = content["synced"] == self._index_digest.hex() != ""
                 state.untouched = Mark(*map(int, content["untouched"])) if is_here else UNMARKED
                 state.seen = int(content.get("seen", 0))
@@ -233,6 +236,7 @@ class StateFolder(LockedFolder):
         missed: Set[bytes] = frozenset(),
         seen: int = 0,
         supports: Sequence[str] = (),
+        outdated: Set[str] = frozenset(),
     ) -> None:
         """Replace the base. `synced` says whether everything in the saved index is in it, declined or `waiting`."""
         content = {
@@ -241,6 +245,7 @@ class StateFolder(LockedFolder):
             "host": host,
             "synced": self._index_digest.hex() if synced else "",
             "declined": _texts(declined),
+            "outdated": sorted(outdated),
             "waiting": waiting,
             "foreign": _texts(foreign or {}),
             "missed": sorted(digest.hex() for digest in missed),

@@ -246,7 +246,7 @@ class _Commit:
             # number that others had used, and gc removed, meanwhile: then the newest generation lacks what is ours.
             self._newest.taken = ref.generation
             return None
-        self.memory.save_base(Snapshot(ref, data), manifest, proposal.declined, self._ours, self._waiting)
+        self.memory.save_base(Snapshot(ref, data), manifest, proposal, self._ours, self._waiting)
         return self._report(CommitStatus.COMMITTED, ref, manifest, proposal)
 
     def _is_in_vain(self, plan: UploadPlan, theirs: Theirs) -> bool:
@@ -293,7 +293,7 @@ class _Commit:
         """All of ours is in theirs, or declined: from now on, theirs is what the root grew from."""
         news = theirs.snapshot is not self._base or proposal.declined != self._merging.declined or not self._is_synced
         if theirs.snapshot and news:
-            self.memory.save_base(theirs.snapshot, theirs.manifest, proposal.declined, self._ours, self._waiting)
+            self.memory.save_base(theirs.snapshot, theirs.manifest, proposal, self._ours, self._waiting)
 
     def _report(
         self, status: CommitStatus, ref: Ref | None, manifest: Manifest | None = None, proposal: Proposal | None = None

@@ -6,7 +6,7 @@ Losing it costs time, never an artifact: if the root's disk is full, what was co
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kstore.errors import CacheRootError
@@ -15,6 +15,7 @@ from kstore.local.index import Index
 from kstore.local.state import Base, State
 from kstore.local.untouched import UNMARKED
 from kstore.operations.ours import Ours
+from kstore.operations.proposal import Proposal
 from kstore.published.leaning import supports_of
 from kstore.published.manifest import HOST, Manifest, where_flags
 from kstore.published.snapshot import Snapshot
@@ -49,11 +50,9 @@ class Memory:
         with self._writing():
             self._worker.state.save_index(index)
 
-    def save_base(
-        self, snapshot: Snapshot, manifest: Manifest, declined: Mapping[str, bytes], ours: Ours, waiting: int
-    ) -> None:
+    def save_base(self, snapshot: Snapshot, manifest: Manifest, proposal: Proposal, ours: Ours, waiting: int) -> None:
         """Remember that the root grew from `snapshot`, which has this manifest: everything in `ours`, except what it
-        has skipped, is also in there, declined or `waiting`.
+        has skipped, is also in there, declined by the `proposal` or `waiting`.
         """
         worker = self._worker
         missed = self._state.missed.difference([snapshot.ref.manifest], (e.digest for e in ours.files.values()))
@@ -64,7 +63,7 @@ class Memory:
                 worker.state.save_index(self._found.index)
             worker.state.save_base(
                 Base(worker.storage.holder(snapshot.ref).identity, snapshot),
-                declined,
+                proposal.declined,
                 host=worker.host.fingerprint_or(self._state.host),
                 synced=not ours.skipped and self.is_kept,
                 waiting=waiting,
@@ -72,6 +71,7 @@ class Memory:
                 foreign=ours.foreign,
                 missed=missed,
                 supports=supports,
+                outdated=proposal.outdated,
             )
 
     @contextmanager

@@ -34,6 +34,7 @@ class Merging:
         self._storage = worker.storage
         self._seen = state.seen
         self._missed = state.missed
+        self._outdated = state.outdated
         self._base = base
         self._kept = kept
         self.declined = self._declined = state.declined
@@ -75,12 +76,13 @@ class Merging:
     def _merge(self, proposal: Proposal, theirs: Theirs, base: Files, ours: Files, host: str = "") -> Files:
         """Merge the files of a host, or the portable ones."""
         published, beside = apart(proposal.files, proposal.hosts, host)
-        merged = merge(base, published, ours, self.declined, beside)
+        merged = merge(base, published, ours, self.declined, beside, self._outdated)
         for path in merged.to_merge:
             assert theirs.snapshot  # It has the other version.
             self._merge_content(proposal, merged, ours, path, theirs.snapshot.ref)
         proposal.taken.update(merged.taken)
         proposal.declined |= merged.declined
+        proposal.outdated |= merged.outdated
         return merged.files
 
     def _merge_content(self, proposal: Proposal, merged: Merged, ours: Files, path: str, newest: Ref) -> None:
@@ -100,6 +102,7 @@ class Merging:
         data = merge_files(method, published, local, prevails=path in merged.prevailing)
         if data != local:
             merged.declined[path] = ours[path].digest
+            merged.outdated.add(path)  # All that ours has there is in what is published.
         if data != published:
             entry = ours[path]._replace(digest=digest_of(data), size=len(data))
             proposal.contents[entry.digest] = data

@@ -24,6 +24,8 @@ class Proposal:
     taken: Paths = field(default_factory=Paths)
     """Paths that are news."""
     declined: dict[str, bytes] = field(default_factory=dict)
+    outdated: set[str] = field(default_factory=set)
+    """Those of `declined` that hold nothing of the worker's own that is not published."""
     contents: dict[bytes, bytes] = field(default_factory=dict)
     """What mergers made, by digest."""
     skipped: list[Skipped] = field(default_factory=list)

@@ -151,11 +151,11 @@ class Restoration:
         base, theirs, ours = self._base, self._selected.files, self._found.files
         if base is None or base.ref.scope != self._ref.scope:
             return merge({}, theirs, ours, {})
-        declined, files_of = self._state.declined, self._worker.files_of
+        declined, files_of, outdated = self._state.declined, self._worker.files_of, self._state.outdated
         if not remembers(self._snapshot, base) or self._has_lost(base):
             kept = still_declined(declined, files_of(base.manifest), theirs, ours) if declined else {}
-            return merge({}, theirs, ours, kept)
-        return merge(files_of(base.manifest), theirs, ours, declined)
+            return merge({}, theirs, ours, kept, outdated=outdated)
+        return merge(files_of(base.manifest), theirs, ours, declined, outdated=outdated)
 
     def _has_lost(self, base: Snapshot) -> bool:
         """Whether the store can give neither `base`, which came after what is restored, nor anything newer: then nobody
@@ -192,6 +192,7 @@ class Restoration:
             missed=self._missed(placed),
             seen=self._seen,
             supports=supports_of(self._worker.storage, self._snapshot.manifest),
+            outdated=merged.outdated,
         )
         if placed.marked_ns:
             remember_placed(self._worker, self._snapshot.manifest, self._selected.files, placed, untouched)
