@@ -216,6 +216,31 @@ def test_a_kernel_that_is_compiled_while_it_is_restored_stays(
     assert third.restore().placed == 0
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_group_that_could_not_be_replaced_once_is_replaced_by_the_next_restore(
+    tmp_path: Path, node: Node, layout: str, commits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = Node(tmp_path, "third", layout=layout)
+    third.restore()
+    kernel = node.tree.kernel("one", "replaced")
+    node.commit()
+    rename = os.rename
+
+    def refuse(source: str, target: str) -> None:
+        if target.endswith(".old"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        report = third.restore()
+    assert report.skipped == ((kernel, f"it cannot be put in its place: {os.strerror(errno.EIO)}"),)
+    if commits:
+        assert third.commit().status is CommitStatus.UNCHANGED, "the old one is not published again"
+    third.restore()
+    assert b"replaced" in third.tree.read(f"{kernel}/k.ptx")
+
+
 def test_what_it_writes_while_others_are_moved_stays(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,10 @@ class Mover:
             self._put_aside(path)
             self._move_or_put_back(path)
         except OSError as error:
-            self.occupied[path] = _TAKEN if error.errno in _OCCUPIED else f"it cannot be replaced: {error.strerror}"
+            if error.errno in _OCCUPIED:
+                self.occupied[path] = _TAKEN
+            else:
+                self.refused[path] = error  # What is there is as it was: the next restore tries again.
 
     def _is_new(self, path: str) -> bool:
         """Whether a compiler has written there meanwhile: what it made may exist nowhere else."""

@@ -166,8 +166,8 @@ def test_a_group_that_cannot_be_replaced_costs_itself(place: Place, monkeypatch:
     refuse_to_move(place.tree.root / "triton/K", monkeypatch, errno.EBUSY)
     placed = place.place(place.kernel("K", "ptx") | place.kernel("L", "ptx"))
     assert contents(place.tree.root) == {"triton/K/ptx": b"old", "triton/L/ptx": b"L ptx"}
-    assert (placed.paths, placed.occupied) == ({"triton/L/ptx"}, {"triton/K/ptx"})
-    assert placed.skipped == [Skipped("triton/K", f"it cannot be replaced: {os.strerror(errno.EBUSY)}")]
+    assert (placed.paths, placed.lacking) == ({"triton/L/ptx"}, {"triton/K/ptx"})
+    assert placed.skipped == [Skipped("triton/K", f"it cannot be put in its place: {os.strerror(errno.EBUSY)}")]
 
 
 def test_a_blob_that_is_missing_costs_its_group(place: Place) -> None:
@@ -550,8 +550,8 @@ def test_a_group_that_cannot_be_moved_in_is_put_back(place: Place, monkeypatch: 
     refuse_to_take("K", monkeypatch, errno.ENOSPC)
     placed = place.place(place.kernel("K", "ptx"))
     assert contents(place.tree.root) == {"triton/K/ptx": b"old"}
-    assert (placed.paths, placed.occupied) == (set(), {"triton/K/ptx"})
-    assert placed.skipped == [Skipped("triton/K", f"it cannot be replaced: {os.strerror(errno.ENOSPC)}")]
+    assert (placed.paths, placed.lacking) == (set(), {"triton/K/ptx"})
+    assert placed.skipped == [Skipped("triton/K", f"it cannot be put in its place: {os.strerror(errno.ENOSPC)}")]
 
 
 def test_a_file_where_a_folder_should_be_stays(place: Place) -> None:
