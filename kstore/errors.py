@@ -23,7 +23,7 @@ class StoreUnavailable(KstoreError):
 
 
 class StoreBelowMissing(StoreUnavailable):
-    """A generation leans on a store that was not named, or that is not there."""
+    """A generation leans on a store that was not named, or is not there, or has lost what it had."""
 
 
 class StoreFormatError(KstoreError):

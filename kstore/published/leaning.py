@@ -32,6 +32,8 @@ from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.storage import Storage, reporting_trouble
 
+COMPILE = "the next worker that restores, compiles them again and commits puts them back"
+"""What helps against what a store below has lost. A root that has all of it looks for nothing."""
 _STORES = "below"
 
 
@@ -39,6 +41,12 @@ def leans_on(manifest: Manifest) -> list[str]:
     """Where the stores were that had blobs of this generation."""
     named = manifest.meta.get(_STORES)
     return [str(path) for path in named] if isinstance(named, list) else []
+
+
+def not_here(storage: Storage, manifest: Manifest) -> list[str]:
+    """Those of them that are not here. What one that is here had, and has no more, is nowhere else."""
+    here = [layer.location for layer in storage.below.there]
+    return [place for place in leans_on(manifest) if place not in here]
 
 
 def leaning(manifest: Manifest) -> dict[bytes, int]:
@@ -152,9 +160,12 @@ def check_supported(storage: Storage, snapshot: Snapshot, wanted: Mapping[bytes,
         return
     ref, before = snapshot.ref, leans_on(snapshot.manifest)
     together = dict.fromkeys((storage.location, *(layer.location for layer in storage.below.there), *before))
+    advice = f"; name it too, as in {':'.join(together)}"
+    if not not_here(storage, snapshot.manifest):
+        advice = f", and it has them no more; {COMPILE}"
     raise StoreBelowMissing(
         f"generation {ref.generation} of {ref.scope} leans on another store: only {', '.join(before)} had {len(away)} "
-        f"of its blobs; name it too, as in {':'.join(together)}"
+        f"of its blobs{advice}"
     )
 
 

@@ -96,6 +96,16 @@ def test_verify_says_what_only_the_image_has(cli: Cli, base: Path) -> None:
     assert (away["store"], len(away["paths"])) == (str(base), 2)
 
 
+def test_verify_does_not_ask_for_an_image_that_has_lost_what_is_needed(cli: Cli, base: Path) -> None:
+    cli.publish("my/v1", "three")
+    for kind in ("blobs", "packs"):
+        shutil.rmtree(base / kind, ignore_errors=True)
+    result = cli("verify")
+    assert "2 files of generation 1 of my/v1" in result.err
+    assert f"not checked: {base} had them, and has them no more; the next worker" in result.err
+    assert "add it to --store" not in result.err
+
+
 def test_export_and_copy_name_the_image_that_they_need(cli: Cli, base: Path) -> None:
     cli.publish("my/v1", "three")
     both = f"{cli.store}:{base}"

@@ -885,6 +885,20 @@ def test_what_only_a_store_has_that_is_not_given_is_bad(image: Fleet) -> None:
     assert "which is not one of the stores here" in found.found  # and not that they are lost
 
 
+def test_what_an_image_that_is_given_has_lost_is_bad(image: Fleet) -> None:
+    worker = image.worker("worker")
+    worker.restore()
+    worker.tree.kernel("above")
+    worker.commit()
+    for kind in ("blobs", "packs"):
+        shutil.rmtree(image.base / kind, ignore_errors=True)
+
+    (found,) = (check for check in examine(image.worker("again").store, KEY) if check.name == "contents")
+    assert found.verdict is Verdict.BAD
+    assert f"{image.base} had them, and has them no more" in found.found
+    assert found.advice.startswith("the next worker that restores, compiles them again")
+
+
 def damage(node: Node) -> None:
     """Cut the manifest of the newest generation short."""
     for path in (node.location / "blobs").glob(f"*/{node.newest().manifest.hex()}*"):

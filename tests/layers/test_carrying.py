@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,23 @@ def test_without_the_image_an_export_names_the_store_to_add(
     worker = alone(grown(fleet))
     with pytest.raises(StoreBelowMissing, match=f"name it too, as in {fleet.shared}:{fleet.base}$"):
         write(worker, tmp_path)
+
+
+@pytest.mark.parametrize("write", [write_bundle, write_archive])
+def test_where_the_image_has_lost_what_is_needed_an_export_does_not_ask_for_it(
+    fleet: Fleet, tmp_path: Path, write: Callable[[Node, Path], None]
+) -> None:
+    grown(fleet)
+    for kind in ("blobs", "packs"):
+        shutil.rmtree(fleet.base / kind, ignore_errors=True)
+    worker = fleet.worker("next")
+    said = f"only {fleet.base} had 11 of its blobs, and it has them no more; the next worker that restores, compiles"
+    with pytest.raises(StoreBelowMissing, match=said):
+        write(worker, tmp_path)
+    worker.restore()
+    fill(worker, "below")
+    worker.commit()
+    write(worker, tmp_path)
 
 
 def test_without_the_image_a_copy_leaves_out_what_leans_on_it_and_that_is_not_damage(
