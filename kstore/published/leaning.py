@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -100,11 +99,18 @@ def fetch(storage: Storage, entry: Entry, ref: Ref) -> bytes:
         IntegrityError: it is missing or damaged in every store.
         OSError: it cannot be read just now.
     """
-    if entry.flags & BELOW or ref.depth:
-        for blobs in storage.below.blobs():
-            with suppress(IntegrityError):
-                return blobs.fetch(entry.digest, entry.size)
-    return storage.blobs.fetch(entry.digest, entry.size, ref.packs)
+    trouble: OSError | None = None
+    for blobs in storage.below.blobs() if entry.flags & BELOW or ref.depth else ():
+        try:
+            return blobs.fetch(entry.digest, entry.size)
+        except IntegrityError:
+            continue
+        except OSError as error:  # The next store may have it.
+            trouble = trouble or error
+    try:
+        return storage.blobs.fetch(entry.digest, entry.size, ref.packs)
+    except IntegrityError as error:
+        raise trouble or error from None
 
 
 def fetch_many(
@@ -119,9 +125,12 @@ def fetch_many(
     held = storage.below.held(wanted)
     for layer in storage.below.there:
         here = {digest: size for digest, size in left.items() if digest in held}
-        for digest, data in layer.blobs.fetch_many(here, layer.blobs.packs_listed(), troubles[layer.location]):
-            del left[digest]
-            yield digest, data
+        try:
+            for digest, data in layer.blobs.fetch_many(here, layer.blobs.packs_listed(), troubles[layer.location]):
+                del left[digest]
+                yield digest, data
+        except OSError as error:  # The next store may have the rest.
+            troubles[layer.location].append(error)
     packs = tuple(dict.fromkeys(pack for ref in refs if not ref.depth for pack in ref.packs))
     if left and not storage.trouble:
         for digest, data in storage.blobs.fetch_many(left, packs, troubles[storage.location]):

@@ -105,6 +105,25 @@ def test_without_the_image_an_export_names_the_store_to_add(
         write(worker, tmp_path)
 
 
+def test_a_store_between_that_cannot_be_read_keeps_nothing_of_the_next_one_back(fleet: Fleet, tmp_path: Path) -> None:
+    grown(fleet)
+    between = fleet.bake("between", base=tmp_path / "between" / "base")
+    shutil.rmtree(between / "packs", ignore_errors=True)
+    (between / "packs").symlink_to("packs")
+    worker = Worker(tmp_path, "next", fleet.shared, between, fleet.base, layout=fleet.layout)
+    worker.restore()
+    worker.tree.timings({"below": 0.5, "news": 1.0}, "below")
+    assert worker.commit().status is CommitStatus.COMMITTED
+
+    target = other_store(tmp_path / "far", "packed")
+    (brought,) = copy_keys(worker.store, target.store).scopes
+    assert brought.files == len(worker.published())
+    target.tree.timings({"far": 2.0}, "below")
+    target.commit()
+    (brought,) = copy_keys(target.store, worker.store).scopes
+    assert brought.status is CommitStatus.COMMITTED
+
+
 @pytest.mark.parametrize("write", [write_bundle, write_archive])
 def test_where_the_image_has_lost_what_is_needed_an_export_does_not_ask_for_it(
     fleet: Fleet, tmp_path: Path, write: Callable[[Node, Path], None]
