@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from kstore.cli.launcher import Launcher
 
@@ -47,7 +47,8 @@ def run_child(
     meanwhile, before it is passed on.
     Ctrl-C, Ctrl-\\, Ctrl-Z and terminal resizes are not passed on: the terminal sends them to the whole process group.
     SIGTSTP stops us together with the command.
-    Afterwards signals stay blocked, so that what follows can finish; only SIGINT ends it, and SIGTSTP stops it.
+    Afterwards signals stay blocked, so that what follows can finish, and returns the command's exit code: SIGINT ends
+    only what is `interruptible`, and SIGTSTP stops it.
 
     Raises:
         OSError: the command cannot be started.
@@ -61,8 +62,22 @@ def run_child(
     begun()
     code = _wait(child, on_signal)
     signal.sigtimedwait({signal.SIGINT}, 0)  # drops one more Ctrl-C, meant for the child that has just ended
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGINT end the block, once the command has ended.
+
+    Raises:
+        KeyboardInterrupt: it has arrived.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def exit_code_of(error: OSError) -> int:

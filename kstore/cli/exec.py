@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kstore.cli.child import ENDINGS, exit_code_of, run_child
+from kstore.cli.child import ENDINGS, exit_code_of, interruptible, run_child
 from kstore.cli.launcher import Launcher, become
 from kstore.cli.options import (
     WORKERS,
@@ -244,7 +244,8 @@ def _find_usage(
     if why:
         return UsageReport(key, why_unknown=why)
     try:
-        usage = store.waiting.within(f"reading the cache root of {key}", partial(usage_of, store, key))
+        with interruptible():
+            usage = store.waiting.within(f"reading the cache root of {key}", partial(usage_of, store, key))
     except (Exception, KeyboardInterrupt) as error:
         _warn(output, "it is not known whether what was restored was used", error)
         return UsageReport(key, why_unknown=_text_of(error))
@@ -330,7 +331,7 @@ class _Commits:
         if self.ready:
             stop_ready_commit(self._output, self.ready)
         try:
-            with self._output.working(f"committing {self._key}", self._store.progress):
+            with self._output.working(f"committing {self._key}", self._store.progress), interruptible():
                 report = self._keep_trying() if store_was_there or self._checkpoints else self._commit()
         except (Exception, KeyboardInterrupt) as error:
             _warn(self._output, "nothing is committed", error)
@@ -371,7 +372,7 @@ class _Commits:
 
     def _release(self) -> None:
         """Nobody commits any more what others may wait for. If that cannot be said, the lease lapses."""
-        with suppress(Exception, KeyboardInterrupt):
+        with suppress(Exception, KeyboardInterrupt), interruptible():
             self._within(f"releasing {self._key}", partial(self._store.release, self._key))
 
     def _within(self, what: str, work: Callable[[], Result]) -> Result:

@@ -42,6 +42,18 @@ def reap_as_somebody_types(number):
 
 child._reap = reap_as_somebody_types
 """
+ONCE_ALL_IS_DONE = """
+from kstore.cli.child import interruptible
+
+code = run_child(Launcher(), sys.argv[1:], os.environ, lambda: None, print)
+try:
+    with interruptible():
+        signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+signal.raise_signal(signal.SIGINT)
+print(code)
+"""
 OF_KERNEL = """
 from types import SimpleNamespace
 from kstore.cli import child
@@ -74,6 +86,10 @@ def test_an_orphan_of_the_command_does_not_stay_a_zombie() -> None:
 
 def test_a_ctrl_c_that_comes_as_the_command_ends_does_not_end_what_follows() -> None:
     assert lines_of(ONCE_MORE + PLAIN, "sh", "-c", "exit 5") == ["5"]
+
+
+def test_a_ctrl_c_ends_only_what_may_be_interrupted_and_leaves_the_commands_exit_code() -> None:
+    assert lines_of(ONCE_ALL_IS_DONE, "sh", "-c", "exit 5") == ["interrupted", "5"]
 
 
 def test_the_processor_time_that_we_have_used_is_not_the_commands_trouble() -> None:
