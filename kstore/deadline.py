@@ -160,6 +160,10 @@ def within(
     except RuntimeError:  # At the end of the interpreter no thread can be started.
         with _being_ours():
             return work()
+    except BaseException:  # `Thread.start` waits until the thread runs: a signal handler has raised meanwhile.
+        waiting.give_up()
+        with _noting_interruption():
+            raise
     result = answer_within(seconds, waiting, what, answer, haste)
     with _noting_interruption():
         thread.join()

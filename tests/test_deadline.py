@@ -75,6 +75,23 @@ def test_whoever_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
+def test_whoever_is_interrupted_before_the_work_begins_is_known_and_waits_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where other threads of the job compute, a new thread may take long to begin."""
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise TimeoutError("of the job")
+
+    mount, waiting, start = Mount(), Waiting(), threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(TimeoutError, match="of the job") as raised:
+        within(60, waiting, "work", lambda: mount.work(waiting.check))
+    assert is_interruption(raised.value)
+    assert mount.release() == "abandoned"
+
+
 def test_what_a_signals_handler_raises_is_known_from_what_the_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object) -> None:
         raise TimeoutError("of the job")
