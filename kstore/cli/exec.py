@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kstore.cli.child import ENDINGS, exit_code_of, interruptible, run_child
-from kstore.cli.launcher import Launcher, become
+from kstore.cli.launcher import NO_PROCESS, Launcher, become
 from kstore.cli.options import (
     WORKERS,
     Command,
@@ -36,6 +35,7 @@ from kstore.cli.options import (
     wait_options,
 )
 from kstore.cli.ready import ready_as_json, start_ready_commit, stop_ready_commit
+from kstore.cli.streams import leave_stdin_and_stdout
 from kstore.cli.termination import terminable
 from kstore.errors import MissError, WaitTimeout, reason_of
 from kstore.redirect import EXEC_KEY
@@ -66,9 +66,6 @@ _EXIT_CODES = {
     "or nothing used, with --require-hits",
     "1, 4, 5": "error, damaged store, store that hangs or cache root held for too long, with --require",
 }
-
-_NO_PROCESS = {errno.EAGAIN, errno.ENOMEM}
-"""Errors of a user or container that may have no more processes. The command can take our own place."""
 
 
 class _Exec(Command):
@@ -154,13 +151,17 @@ def command(
     try:
         launcher = Launcher()
     except OSError as error:
-        if require_hits or error.errno not in _NO_PROCESS:
+        if require_hits or error.errno not in NO_PROCESS:
             return _cannot_run(output, program, error)
         output.warn(f"no process can be made for the command ({error.strerror}): nothing that it compiles is committed")
         return _give_way(output, program, environ, partial(restore, wait=wait or 0))
     with launcher, terminable():
         restored = restore(wait=wait or 0)
-        begun = partial(commits.begin, settle, every, only_asked=no_live, ready_url=ready_url)
+
+        def begun() -> None:
+            leave_stdin_and_stdout()
+            commits.begin(settle, every, only_asked=no_live, ready_url=ready_url)
+
         started = time.perf_counter()
         try:
             code = run_child(launcher, program, environ, begun, commits.note_signal)

@@ -15,6 +15,8 @@ from typing import NoReturn, Self
 
 from kstore.deadline import signals_blocked
 
+NO_PROCESS = {errno.EAGAIN, errno.ENOMEM}
+"""Errors of a user or container that may have no more processes. The command can take our own place."""
 _SHELL = "/bin/sh"
 _NOT_AS_PYTHON = signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD
 """Signals that Python, or whatever started us, ignores; a command would inherit that."""

@@ -31,6 +31,22 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
+def leave_stdin_and_stdout() -> None:
+    """Leave them to the command that has inherited them: whoever has the other end of a pipe or socket is to see when
+    the command closes its own. If there is no descriptor for what takes their place, they stay open.
+    """
+    with suppress(OSError):
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for lent in (0, 1):
+            if _has_other_end(os.fstat(lent).st_mode):  # Closing a file might hang with its mount.
+                os.dup2(nothing, lent)
+        os.close(nothing)
+
+
+def _has_other_end(mode: int) -> bool:
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
 def is_stdout(path: str) -> bool:
     """Whether a path means stdout, also as /dev/stdout."""
     with suppress(OSError):

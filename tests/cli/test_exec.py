@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -328,6 +329,23 @@ def without_processes(cli: Cli, program: str, *more: str) -> subprocess.Popen[st
 
 def test_the_command_reads_our_input(cli: Cli) -> None:
     assert cli.process("exec", "my/v1", "--", "cat", input="text").out == "text"
+
+
+def test_a_pipe_ends_when_the_command_closes_it_not_when_kstore_ends(cli: Cli) -> None:
+    script = "read line; exec <&- >&-; while [ ! -e told ]; do sleep 0.02; done; exit 5"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kstore", "exec", "my/v1", "--", "sh", "-c", script],
+        cwd=cli.folder, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin and process.stdout
+    os.write(process.stdin.fileno(), b"line\n")
+    output_has_ended = select.select([process.stdout], [], [], 60)[0]
+    with pytest.raises(BrokenPipeError):
+        os.write(process.stdin.fileno(), b"more")
+    (cli.folder / "told").touch()
+
+    assert output_has_ended
+    assert process.wait(60) == 5
 
 
 def test_the_commands_options_are_its_own(cli: Cli) -> None:
