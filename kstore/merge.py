@@ -38,7 +38,8 @@ from kstore.published.manifest import (
     parents_of,
     unit_of,
     unlike,
-    where_flags,
+    with_flags,
+    without_flags,
 )
 from kstore.published.paths import Paths
 
@@ -107,11 +108,11 @@ def never_had(published: Files, ours: Files, missed: Container[bytes] = ()) -> d
     and what is in a slot in which ours has nothing. Measurements must be joined then, and the first answer to a slot's
     key is no variant of the published one. It takes its place beside one that a restore could not read (`missed`).
     """
-    some = where_flags(published, lambda flags: flags & (MERGE | SLOT))
+    some = with_flags(published, MERGE | SLOT)
     lacks = [(path, some[path]) for path in some.missing_from(compacted(ours))]
     if not lacks:
         return {}
-    filled = {unit_of(path, entry) for path, entry in where_flags(ours, lambda flags: flags & SLOT).items()}
+    filled = {unit_of(path, entry) for path, entry in with_flags(ours, SLOT).items()}
     return {
         path: NOT_TAKEN
         for path, entry in lacks
@@ -150,9 +151,9 @@ def _outdated(base: Files, theirs: Files, ours: Files) -> list[str]:
 def _take_new(merged: Merged, ours: Files) -> None:
     """Where nothing was, nothing is published and nothing was declined, all is new, in a group or not."""
     slots: dict[str, list[str]] = defaultdict(list)
-    for path, entry in where_flags(ours, lambda flags: flags & SLOT).items():
+    for path, entry in with_flags(ours, SLOT).items():
         slots[unit_of(path, entry)].append(path)
-    merged.files = where_flags(ours, lambda flags: not flags & SLOT)
+    merged.files = without_flags(ours, SLOT)
     merged.taken.update(merged.files)
     _merge_slots(merged, {}, {}, ours, slots)
 
@@ -186,7 +187,7 @@ def _groups_around(theirs: Files, paths: Sequence[str]) -> dict[str, str]:
     """Published groups that these files of ours are in, though ours has them in none."""
     folders = {folder for path in paths for folder in parents_of(path)}
     tops = tuple(f"{folder}/" for folder in folders if "/" not in folder)
-    grouped = (path for path in where_flags(theirs, lambda flags: flags & GROUP) if path.startswith(tops))
+    grouped = (path for path in with_flags(theirs, GROUP) if path.startswith(tops))
     groups = folders & {unit_of(path, theirs[path]) for path in grouped}
     both = ((path, next((folder for folder in parents_of(path) if folder in groups), "")) for path in paths)
     return {path: group for path, group in both if group}

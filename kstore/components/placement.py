@@ -34,7 +34,7 @@ def place_components(
     is False if artifacts are collected: they are where that default says.
     """
     managed = read_managed(environ)
-    folders, variables, notes = dict[str, str](), dict[str, str](), list[str]()
+    folders, variables, notes, chosen = dict[str, str](), dict[str, str](), list[str](), False
     for component in (table[name] for name in names):
         value = environ.get(component.variable) or ""
         is_free = not value or managed.get(component.variable) == value
@@ -53,13 +53,15 @@ def place_components(
             along = component.along.items()
             variables |= {name: text for name, text in along if environ.get(name) == managed.get(name)}
         elif names_folder(component, value):
-            folder = os.path.abspath(value)
+            folder, chosen = os.path.abspath(value), True
         else:
             notes.append(f"{component.variable} is set: {component.title} is left to it")
             continue
         folders[component.name] = component.part_of(folder)
-    folders |= {name: _own_folder(table, name, root) for name in _moved(table, folders)}
-    sharing = _sharing(table, folders, root)
+    sharing: Mapping[str, str] = {}
+    if chosen:  # Otherwise each is in a folder of its own, and every commit asks.
+        folders |= {name: table[name].part_of(os.path.join(root, name)) for name in _moved(table, folders)}
+        sharing = _sharing(folders)
     for name, other in sharing.items():
         folder = folders.pop(name)
         for variable in (table[name].variable, *table[name].along):
@@ -71,15 +73,8 @@ def place_components(
     return Placement(folders, variables, tuple(notes), sharing)
 
 
-def _own_folder(table: Table, name: str, root: str) -> str:
-    """Where a component is if nobody has chosen a folder for it."""
-    return table[name].part_of(os.path.join(root, name))
-
-
-def _sharing(table: Table, folders: Mapping[str, str], root: str) -> dict[str, str]:
+def _sharing(folders: Mapping[str, str]) -> dict[str, str]:
     """Components whose folder is also that of an earlier component → that component: it would be stored twice."""
-    if all(folder == _own_folder(table, name, root) for name, folder in folders.items()):
-        return {}  # Nobody chose any. A shortcut, because every commit asks.
     first: dict[str, str] = {}
     owners = {name: first.setdefault(os.path.realpath(folder), name) for name, folder in folders.items()}
     return {name: owner for name, owner in owners.items() if name != owner}

@@ -28,7 +28,7 @@ from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Brought
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import LINK, Files, blobs_of, compact, where_flags
+from kstore.published.manifest import LINK, Files, blobs_of, compact, with_flags, without_flags
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Filler:
 
     def take_begun(self, begun: Begun, source: Source, packs: Sequence[str]) -> None:
         """Take what is being linked already, and meanwhile copy what is never linked. No other file is brought."""
-        unlinked = where_flags(self.left, lambda flags: not flags & LINK)
+        unlinked = without_flags(self.left, LINK)
         unseen = [path for path, entry in begun.unseen.items() if entry.flags & LINK]
         linked = (some.result() for some in begun.linking)
         self._keep([*self._copy_while(linked, unlinked, source.blobs, packs), *unseen])
@@ -110,14 +110,14 @@ class Filler:
 
         With a `flag`, only what has that.
         """
-        among = where_flags(self.left, lambda flags: flags & flag) if flag else self.left
+        among = with_flags(self.left, flag) if flag else self.left
         if not among:
             return
         others, linking = self._start_links(among, source, packs)
         lacking = self._copy_while(linking, others, source.blobs, packs)
         if lacking:  # What cannot be linked, is damaged, or is not where the ref says.
             lacking = self._copy_alone(lacking, source.blobs, packs)
-        not_asked = where_flags(self.left, lambda flags: not flags & flag) if flag else ()
+        not_asked = without_flags(self.left, flag) if flag else ()
         self._keep([*lacking, *not_asked])
 
     def _keep(self, lacking: Collection[str]) -> None:
@@ -157,7 +157,7 @@ class Filler:
         folder = source.blobs.loose.folder
         if folder is None or packed.issuperset(digest for digest, _ in blobs_of(among)):
             return among, []
-        linkable = where_flags(among, lambda flags: flags & LINK)
+        linkable = with_flags(among, LINK)
         loose = [path for path, entry in linkable.items() if entry.digest not in packed]
         if not loose:
             return among, []
@@ -165,7 +165,7 @@ class Filler:
         first = self._link(source.linker, folder, loose[:1])
         if source.linker.mode is LinkMode.COPY:
             return among, []
-        others = where_flags(among, lambda flags: not flags & LINK)
+        others = without_flags(among, LINK)
         others.put((path, entry) for path, entry in linkable.items() if entry.digest in packed)
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
         linking = [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]

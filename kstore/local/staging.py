@@ -17,7 +17,7 @@ from kstore.local.stages import clock_of
 from kstore.local.untouched import mark_folders
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import BELOW, Files, folders_of, groups_in, parents_of, unit_of, where_flags
+from kstore.published.manifest import BELOW, Files, folders_of, groups_in, parents_of, unit_of, with_flags
 from kstore.threads import Pool
 
 _SECOND = 1_000_000_000
@@ -79,7 +79,7 @@ class Staging:
         with Pool(1) as maker, Pool(THREADS) as pool:
             folders = FoldersBeingMade(self._missing, self.staged, self._making, maker)
             filler = Filler(self._wanted, self.staged, self._writer, folders, pool, progress)
-            for source in others() if where_flags(self._wanted, lambda flags: flags & BELOW) else ():
+            for source in others() if with_flags(self._wanted, BELOW) else ():
                 filler.take(source, source.blobs.packs_listed(), BELOW)
             if self._begun and self._begun.linking and filler.left:
                 filler.take_begun(self._begun, main, packs)

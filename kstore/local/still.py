@@ -27,7 +27,7 @@ from kstore.local.found import Scan
 from kstore.local.index import is_settled
 from kstore.local.placed import Placed
 from kstore.local.untouched import UNMARKED, Mark
-from kstore.published.manifest import NEVER_IN_PLACE, where_flags
+from kstore.published.manifest import changed_in_place
 
 
 class Times(NamedTuple):
@@ -162,7 +162,7 @@ def still_since(root: CacheRoot, found: Scan) -> Still | None:
     # What is displaced is looked at again only for a restore, which puts it right.
     if found.skipped or found.unsettled.difference(found.displaced):
         return None
-    in_place = where_flags(found.files, lambda flags: flags not in NEVER_IN_PLACE)
+    in_place = changed_in_place(found.files)
     try:
         folders = _settled(root, found.folders, found.clocks, follows=True)
         files = _settled(root, in_place, found.clocks, follows=False)

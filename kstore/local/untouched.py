@@ -19,7 +19,7 @@ from kstore.calls import Status, utime_each
 from kstore.lazy import cached_property
 from kstore.local.index import Known, KnownFolder
 from kstore.published.byfolder import ByFolder
-from kstore.published.manifest import BELOW, NEVER_IN_PLACE, Entry, Files, compacted, parents_of, where_flags
+from kstore.published.manifest import BELOW, Entry, Files, changed_in_place, compacted, parents_of
 from kstore.threads import submit
 
 _SECOND = 1_000_000_000
@@ -92,7 +92,7 @@ class Untouched:
     @cached_property
     def _names(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
         """The names of subfolders and files in each folder whose files are only ever created or replaced."""
-        changing = where_flags(self._compacted, lambda flags: flags not in NEVER_IN_PLACE).folders
+        changing = changed_in_place(self._compacted).folders
         files = {folder: tuple(names) for folder, names, _ in self._compacted.by_folder() if folder is not None}
         folders = defaultdict[str, set[str]](set)
         for path in files:

@@ -34,7 +34,7 @@ from kstore.operations.theirs import Newest, Theirs
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
-from kstore.published.manifest import HOST, MERGE, Manifest, blobs_of, where_flags
+from kstore.published.manifest import HOST, MERGE, Manifest, blobs_of, with_flags
 from kstore.published.races import outraced, races
 from kstore.published.ref import Effort, Ref
 from kstore.published.snapshot import Snapshot
@@ -182,7 +182,7 @@ class _Commit:
         return False
 
     def _leave_out_foreign(self) -> None:
-        bound = where_flags(self._ours.files, lambda flags: flags & HOST)
+        bound = with_flags(self._ours.files, HOST)
         if bound and not self._worker.host.fingerprint:
             self._ours.leave_out_bound(self._state.foreign)
             return

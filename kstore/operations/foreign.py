@@ -14,7 +14,7 @@ from kstore.environment import machine_of
 from kstore.local import outside
 from kstore.local.found import Scan
 from kstore.local.state import State
-from kstore.published.manifest import HOST, where_flags
+from kstore.published.manifest import HOST, with_flags
 from kstore.worker import Worker
 
 
@@ -69,7 +69,7 @@ def mark_machine(worker: Worker, components: Iterable[str] | None = None) -> Non
 
 
 def _bound(found: Scan) -> dict[str, bytes]:
-    return {path: entry.digest for path, entry in where_flags(found.files, lambda flags: flags & HOST).items()}
+    return {path: entry.digest for path, entry in with_flags(found.files, HOST).items()}
 
 
 def _known_foreign(worker: Worker, state: State, bound: dict[str, bytes]) -> dict[str, bytes]:

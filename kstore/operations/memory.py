@@ -17,7 +17,7 @@ from kstore.local.untouched import UNMARKED
 from kstore.operations.ours import Ours
 from kstore.operations.proposal import Proposal
 from kstore.published.leaning import supports_of
-from kstore.published.manifest import HOST, Manifest, where_flags
+from kstore.published.manifest import HOST, Manifest, with_flags
 from kstore.published.snapshot import Snapshot
 from kstore.told import warn_once
 from kstore.worker import Worker
@@ -39,7 +39,7 @@ class Memory:
 
     def save_host(self, ours: Ours) -> None:
         """Remember that the root is on another host now, if `ours` was built there, and what is from the one before."""
-        if not self._state.host or not where_flags(ours.files, lambda flags: flags & HOST):
+        if not self._state.host or not with_flags(ours.files, HOST):
             return  # otherwise a commit would wait for the compiler's answer
         host = self._worker.host.fingerprint
         if host != self._state.host:

@@ -17,7 +17,7 @@ from kstore.operations.proposal import Proposal, apart
 from kstore.operations.theirs import Theirs
 from kstore.published.layers import remembers
 from kstore.published.leaning import fetch
-from kstore.published.manifest import HOST, Entry, Files, Manifest, where_flags
+from kstore.published.manifest import HOST, Entry, Files, Manifest, with_flags, without_flags
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
 from kstore.worker import Worker
@@ -47,8 +47,8 @@ class Merging:
             base = self._base.manifest
         else:
             self.declined = self._still_declined(theirs, ours)
-        bound = where_flags(ours, lambda flags: flags & HOST)
-        portable = where_flags(ours, lambda flags: not flags & HOST) if bound else ours
+        bound = with_flags(ours, HOST)
+        portable = without_flags(ours, HOST) if bound else ours
         proposal = Proposal(theirs.manifest.files, dict(theirs.manifest.hosts))
         proposal.files = self._merge(proposal, theirs, base.files, portable)
         if bound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from kstore.local.found import Skipped
-from kstore.published.manifest import HOST, Files, compact, compacted, unit_of, where_flags
+from kstore.published.manifest import HOST, Files, compact, compacted, unit_of, with_flags
 
 HOST_UNKNOWN = "the compiler cannot be asked for which hosts it is"
 
@@ -28,7 +28,7 @@ class Ours:
     def leave_out_bound(self, foreign: Mapping[str, bytes]) -> None:
         """Leave out what is bound to a host, as long as nobody knows which one this is; `foreign` as known before."""
         self.foreign = foreign
-        self._leave_out({*where_flags(self.files, lambda flags: flags & HOST)}, HOST_UNKNOWN)
+        self._leave_out({*with_flags(self.files, HOST)}, HOST_UNKNOWN)
 
     def leave_out_changed(self, digests: set[bytes]) -> None:
         """Leave out files that changed since they were hashed, with their groups."""

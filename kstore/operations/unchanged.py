@@ -15,7 +15,7 @@ from kstore.local.untouched import Mark
 from kstore.published.layers import base_of, newest_ref
 from kstore.published.leaning import leans_on, supports
 from kstore.published.lost import lacks_pack
-from kstore.published.manifest import NEVER_IN_PLACE, Files, Manifest, where_flags
+from kstore.published.manifest import Files, Manifest, changed_in_place
 from kstore.published.ref import Ref
 from kstore.report import CommitReport, CommitStatus
 from kstore.used import mark_used, mark_used_again
@@ -72,7 +72,7 @@ def remember_placed(worker: Worker, manifest: Manifest, files: Files, placed: Pl
     the next commit must see what it can put back.
     """
     settled = placed.settled()
-    is_told = where_flags(files, lambda flags: flags not in NEVER_IN_PLACE).keys() <= settled.keys()
+    is_told = changed_in_place(files).keys() <= settled.keys()
     if is_told and not leans_on(manifest):
         in_place = {path: known.entry.mtime_ns for path, known in settled.items()}
         still = still_since_placed(worker.root, placed, in_place, mark)

@@ -209,9 +209,11 @@ class ByFolder(MutableMapping[str, Value]):
         other._count = sum(len(names) for names, _ in other._folders.values())
         return other
 
-    def where(self, at: int, holds: Callable[[int], object]) -> ByFolder[Value]:
-        """A copy with those paths alone for whose record's byte `at` this holds. No value is made for it."""
-        other, table = ByFolder(self.form), bytes(bool(holds(byte)) for byte in range(256))
+    def where(self, at: int, table: bytes) -> ByFolder[Value]:
+        """A copy with those paths alone for whose record's byte `at` this table of all bytes has a 1, and not a 0. No
+        value is made for it.
+        """
+        other = ByFolder(self.form)
         for key, folder in self._folders.items():
             chosen = folder.records[at :: self.form.size].translate(table)
             if 0 not in chosen:

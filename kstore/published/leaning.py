@@ -25,7 +25,8 @@ from kstore.published.manifest import (
     group_of,
     sizes_of,
     unit_of,
-    where_flags,
+    with_flags,
+    without_flags,
 )
 from kstore.published.ref import Ref
 from kstore.published.snapshot import Snapshot
@@ -52,7 +53,7 @@ def leaning(manifest: Manifest) -> dict[bytes, int]:
     """Digests and sizes, in bytes, of the blobs that were not uploaded."""
     if not leans_on(manifest):
         return {}
-    below = (where_flags(files, lambda flags: flags & BELOW) for files in manifest.sets)
+    below = (with_flags(files, BELOW) for files in manifest.sets)
     return dict(chain.from_iterable(map(blobs_of, below)))
 
 
@@ -70,7 +71,7 @@ def kept_by(snapshot: Snapshot | None) -> set[bytes]:
     """What a generation keeps in the store that is written: a commit upon it may rely on that."""
     if snapshot is None or snapshot.ref.depth:
         return set()
-    here = (where_flags(files, lambda flags: not flags & BELOW) for files in snapshot.manifest.sets)
+    here = (without_flags(files, BELOW) for files in snapshot.manifest.sets)
     return {digest for files in here for digest, _ in blobs_of(files)}
 
 

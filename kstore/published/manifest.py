@@ -294,9 +294,28 @@ def compacted(files: Files) -> ByFolder[Entry]:
     return files if isinstance(files, ByFolder) else compact(files.items())
 
 
-def where_flags(files: Files, holds: Callable[[int], object]) -> ByFolder[Entry]:
-    """Those of the artifacts whose flags this holds for."""
-    return compacted(files).where(FLAGS_AT, holds)
+def with_flags(files: Files, flags: int) -> ByFolder[Entry]:
+    """Those of the artifacts that have any of these flags."""
+    return compacted(files).where(FLAGS_AT, _having(flags))
+
+
+def without_flags(files: Files, flags: int) -> ByFolder[Entry]:
+    """Those of the artifacts that have none of these flags."""
+    return compacted(files).where(FLAGS_AT, _having(flags, none=True))
+
+
+def changed_in_place(files: Files) -> ByFolder[Entry]:
+    """Those of the artifacts that may be changed in place."""
+    return compacted(files).where(FLAGS_AT, _IN_PLACE)
+
+
+@cache
+def _having(flags: int, *, none: bool = False) -> bytes:
+    """For each byte of flags whether it has any of these, or `none`."""
+    return bytes(bool(byte & flags) != none for byte in range(1 << 8))
+
+
+_IN_PLACE = bytes(byte not in NEVER_IN_PLACE for byte in range(1 << 8))
 
 
 def in_components(files: Files, components: Container[str]) -> ByFolder[Entry]:
