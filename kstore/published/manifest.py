@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cache, partial
 from itertools import chain, islice, repeat, starmap
-from operator import attrgetter
+from operator import attrgetter, not_, truth
 from typing import Any, NamedTuple, cast
 
 from kstore import tables
@@ -312,7 +312,7 @@ def changed_in_place(files: Files) -> ByFolder[Entry]:
 @cache
 def _having(flags: int, *, none: bool = False) -> bytes:
     """For each byte of flags whether it has any of these, or `none`."""
-    return bytes(bool(byte & flags) != none for byte in range(1 << 8))
+    return bytes(map(not_ if none else truth, map(flags.__and__, range(1 << 8))))
 
 
 _IN_PLACE = bytes(byte not in NEVER_IN_PLACE for byte in range(1 << 8))
