@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-_FOLDER = tempfile.gettempdir()
-"""Where a worker is: in this repository, every kstore would read a pyproject.toml that has much about kstore."""
+_FOLDER = "/"
+"""Where a worker is, as in a container that names no other folder. In this repository every kstore would read a
+pyproject.toml that has much about kstore.
+"""
 _STRANGE = ("KSTORE", "TORCH", "TRITON", "B10", "BASETEN", "CUDA_CACHE")
 _LIMIT = 1800
 """Seconds after which a worker counts as hung."""
