@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -47,13 +47,13 @@ def command(invocation: Invocation, key: str, repair: bool) -> int:
     if output.json:
         output.document(report.as_json())
     else:
-        _tell(output, report, [layer.location for layer in store.storage.below.there])
+        _tell(output, report)
         if report.is_damaged:
             output.say(_next(invocation, report, key))
     return 0 if report.ok else IntegrityError.exit_code
 
 
-def _tell(output: Output, report: VerifyReport, below: Sequence[str]) -> None:
+def _tell(output: Output, report: VerifyReport) -> None:
     for alike in _runs(report.damage):
         output.line(_lost(output, alike))
     for pack in report.packs:
@@ -66,7 +66,7 @@ def _tell(output: Output, report: VerifyReport, below: Sequence[str]) -> None:
     for path in report.local:
         output.line(f"{path} in the local cache root was altered in place")
     for alike in _runs(report.elsewhere):
-        output.say(_not_checked(alike, below))
+        output.say(_not_checked(alike))
     part = f"{report.read} of " if report.read < report.blobs else ""
     what = f"{part}{plural(report.blobs, 'blob')} of {plural(report.generations, 'generation')}"
     output.summary(f"{what}, {size(report.bytes)} read in {duration(report.seconds)}: {_verdict(report)}")
@@ -123,13 +123,12 @@ def _lost(output: Output, alike: list[Damage]) -> str:
     return f"{_generations(alike)} {has} lost {named}"
 
 
-def _not_checked(alike: list[Damage], below: Sequence[str]) -> str:
-    """`below` is where the stores below are that are here."""
+def _not_checked(alike: list[Damage]) -> str:
     from kstore.published.leaning import COMPILE
 
     away = alike[0]
     named = f"{plural(len(away.paths), 'file')} of {_generations(alike)}"
-    if set(away.store.split(", ")).issubset(below):
+    if away.is_here:
         return f"{named} not checked: {away.store} had them, and has them no more; {COMPILE}"
     return f"{named} not checked: only {away.store} had them; add it to --store after a colon"
 

@@ -12,7 +12,7 @@ from kstore.damaged import damaged_blobs
 from kstore.doctor.check import SCOPE, WORKER, Check, again, bad, ok, warning
 from kstore.errors import KstoreError, StoreFormatError, StoreUnavailable, reason_of
 from kstore.published.layers import newest_there, unforgotten
-from kstore.published.leaning import COMPILE, absent, leaning, leans_on, not_here, unavailable
+from kstore.published.leaning import COMPILE, absent, are_here, leaning, leans_on, unavailable
 from kstore.published.manifest import sizes_of
 from kstore.published.ref import Ref, RefState
 from kstore.published.scopes import every_scope
@@ -186,11 +186,11 @@ def _check_leaning(store: Store, snapshot: Snapshot) -> Iterator[Check]:
     if away := unavailable(store.storage, snapshot, dict(snapshot.manifest.items()), {}):
         where = ", ".join(leans_on(snapshot.manifest))
         what = f"{files(len(away))} of generation {snapshot.ref.generation} cannot be restored"
-        if not_here(store.storage, snapshot.manifest):
+        if are_here(store.storage, snapshot.manifest):
+            yield bad("contents", f"{what}: {where} had them, and has them no more", COMPILE)
+        else:
             found = f"{what} without {where}, which is not one of the stores here"
             yield bad("contents", found, f"add {where} to the stores")
-        else:
-            yield bad("contents", f"{what}: {where} had them, and has them no more", COMPILE)
 
 
 def _check_choice(newest: Newest) -> Check:

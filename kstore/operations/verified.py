@@ -20,6 +20,8 @@ class Damage(NamedTuple):
     """The artifacts that are lost."""
     store: str = ""
     """Where it is. For what is elsewhere, where that was."""
+    is_here: bool = True
+    """Whether that is a store here: what was only there is then nowhere any more."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

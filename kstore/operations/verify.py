@@ -27,7 +27,7 @@ from kstore.operations.repair import Repair
 from kstore.operations.verified import Damage, VerifyReport
 from kstore.progress import Progress
 from kstore.published.fetched import Fetched, fetch_each, trouble_with
-from kstore.published.leaning import leaning, leans_on
+from kstore.published.leaning import are_here, leaning, leans_on
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref
 from kstore.published.refs import Unlisted
@@ -303,12 +303,12 @@ class _Verification:
         gone = {entry.digest for _, entry in files if entry.digest in lost and entry.digest not in leant}
         away = lost.keys() & leant.keys()
         self.lost |= {digest: lost[digest] for digest in gone}
-        for digests, told, where in (
-            (gone, self._report.damage, self._storage.location),
-            (away, self._report.elsewhere, ", ".join(leans_on(manifest))),
+        for digests, told, where, is_here in (
+            (gone, self._report.damage, self._storage.location, True),
+            (away, self._report.elsewhere, ", ".join(leans_on(manifest)), are_here(self._storage, manifest)),
         ):
             if paths := tuple(sorted(path for path, entry in files if entry.digest in digests)):
-                told.append(Damage(ref.scope, ref.generation, "", paths, where))
+                told.append(Damage(ref.scope, ref.generation, "", paths, where, is_here))
 
 
 def _must_be_loose(blobs: BlobStore, ref: Ref, manifest: Manifest) -> set[bytes]:

@@ -43,10 +43,9 @@ def leans_on(manifest: Manifest) -> list[str]:
     return [str(path) for path in named] if isinstance(named, list) else []
 
 
-def not_here(storage: Storage, manifest: Manifest) -> list[str]:
-    """Those of them that are not here. What one that is here had, and has no more, is nowhere else."""
-    here = [layer.location for layer in storage.below.there]
-    return [place for place in leans_on(manifest) if place not in here]
+def are_here(storage: Storage, manifest: Manifest) -> bool:
+    """Whether all of them are here. What they had, and have no more, is then nowhere else."""
+    return {layer.location for layer in storage.below.there}.issuperset(leans_on(manifest))
 
 
 def leaning(manifest: Manifest) -> dict[bytes, int]:
@@ -169,10 +168,11 @@ def check_supported(storage: Storage, snapshot: Snapshot, wanted: Mapping[bytes,
     if not leant or not (away := absent(storage, snapshot.ref, leant)):
         return
     ref, before = snapshot.ref, leans_on(snapshot.manifest)
-    together = dict.fromkeys((storage.location, *(layer.location for layer in storage.below.there), *before))
-    advice = f"; name it too, as in {':'.join(together)}"
-    if not not_here(storage, snapshot.manifest):
+    if are_here(storage, snapshot.manifest):
         advice = f", and it has them no more; {COMPILE}"
+    else:
+        together = dict.fromkeys((storage.location, *(layer.location for layer in storage.below.there), *before))
+        advice = f"; name it too, as in {':'.join(together)}"
     raise StoreBelowMissing(
         f"generation {ref.generation} of {ref.scope} leans on another store: only {', '.join(before)} had {len(away)} "
         f"of its blobs{advice}"
