@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
+from itertools import chain
 
 from kstore.backends import Backend
 from kstore.batches import batches
 from kstore.blobs.frames import Tails
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, PackIndex, pack_name
-from kstore.blobs.packreader import Blob, PackReader, Part
+from kstore.blobs.packreader import Blob, PackReader, Part, Sizes
+from kstore.blobs.wanted import Wanted
 from kstore.blobs.writers import (
     BATCH_COUNT,
     BATCH_SIZE,
@@ -219,21 +219,26 @@ class BlobStore:
             # A store may have thousands: what a pack holds is not kept once it was looked at.
             yield from self._from_packs(left, chosen, partial(PackReader, self._backend), noted)
 
-    def parts(self, wanted: Mapping[bytes, int], packs: Sequence[str] = ()) -> Iterator[Part]:
-        """The wanted blobs, given with their sizes in bytes, in parts that threads may load side by side.
+    def parts(self, wanted: Wanted, packs: Sequence[str] = ()) -> Iterator[Part]:
+        """The wanted blobs in parts that threads may load side by side. They are wanted no more once they are found.
 
         First what `packs` hold, in the order of the files; what they lack is looked for among the loose blobs.
         """
-        left = dict(wanted)
-        del wanted  # or two mappings of all blobs would be held
         for pack_id in packs:
-            yield from self._parts_of_pack(self.pack(pack_id), left, self._tell)
-            index = self._index_of(pack_id)
-            deque(map(left.pop, index.digests if index else (), repeat(None)), maxlen=0)
-        yield from self._loose_parts(left)
+            yield from self._parts_of_pack(self.pack(pack_id), wanted, self._tell)
+            if index := self._index_of(pack_id):
+                wanted.found(index.digests)
+        yield from self._loose_parts(wanted.items())
+
+    def have_all(self, wanted: Wanted, packs: Iterable[str]) -> bool:
+        """Whether these packs hold all that is wanted; what is in those that cannot be read does not count."""
+        packs = tuple(packs)
+        self.read_indexes(packs)
+        known = filter(None, map(self._index_of, packs))
+        return wanted.are_among(chain.from_iterable(index.digests for index in known))
 
     @staticmethod
-    def _parts_of_pack(reader: PackReader, wanted: Mapping[bytes, int], tell: _Tell) -> Iterator[Part]:
+    def _parts_of_pack(reader: PackReader, wanted: Sizes, tell: _Tell) -> Iterator[Part]:
         """The parts of a pack that hold wanted blobs.
 
         What is damaged, or cannot be read, costs only its own part, and `tell` is called.
@@ -258,8 +263,8 @@ class BlobStore:
         reason = getattr(error, "strerror", None) or error
         log.log(level, "pack %s cannot be read in full, its blobs are looked for elsewhere: %s", pack_id, reason)
 
-    def _loose_parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
-        for batch in batches(wanted.items(), BATCH_SIZE, BATCH_COUNT):
+    def _loose_parts(self, wanted: Iterable[tuple[bytes, int]]) -> Iterator[Part]:
+        for batch in batches(wanted, BATCH_SIZE, BATCH_COUNT):
             yield Part(sum(size for _, size in batch), partial(self.loose.fetch, dict(batch)))
 
     def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> bytes:

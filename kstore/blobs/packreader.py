@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, chain, compress, count, islice, repeat
 from operator import eq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 from kstore.backends import Opened
@@ -33,6 +33,16 @@ _MAX_INDEX = 256 << 20
 
 Blob = tuple[bytes, memoryview]
 """(digest, bytes)."""
+
+
+class Sizes(Protocol):
+    """Blobs that are wanted, with their sizes in bytes."""
+
+    def get(self, digest: bytes, /) -> int | None:
+        """How large a blob is; None if it is not wanted."""
+
+    def keys(self) -> KeysView[bytes]:
+        """The digests of all that are wanted; others may be among them."""
 
 
 class Part(NamedTuple):
@@ -141,7 +151,7 @@ class PackReader:
             except IntegrityError as error:
                 warn_once(log, "%s: %s", self._name, error)  # Many frames may have the same trouble.
 
-    def parts(self, wanted: Mapping[bytes, int]) -> Iterator[Part]:
+    def parts(self, wanted: Sizes) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
         needed = list(self._needed(wanted.keys()))
         frames = Frames(self._backend, self._name, [frame for _, frame in needed], self._tails)

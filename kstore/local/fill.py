@@ -28,7 +28,7 @@ from kstore.local.pathsof import PathsOf
 from kstore.local.placed import Brought
 from kstore.local.write import Writer
 from kstore.progress import Progress
-from kstore.published.manifest import LINK, Files, blobs_of, compact, with_flags, without_flags
+from kstore.published.manifest import LINK, Files, compact, with_flags, without_flags
 from kstore.threads import Pool, submit
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Filler:
 
     def take_begun(self, begun: Begun, source: Source, packs: Sequence[str]) -> None:
         """Take what is being linked already, and meanwhile copy what is never linked. No other file is brought."""
-        unlinked = without_flags(self.left, LINK)
+        unlinked = PathsOf(without_flags(self.left, LINK))
         unseen = [path for path, entry in begun.unseen.items() if entry.flags & LINK]
         linked = (some.result() for some in begun.linking)
         self._keep([*self._copy_while(linked, unlinked, source.blobs, packs), *unseen])
@@ -129,13 +129,12 @@ class Filler:
         self._progress.done = self.modes.total()
 
     def _copy_while(
-        self, linking: Iterable[Brought], others: Files, blobs: BlobStore, packs: Sequence[str]
+        self, linking: Iterable[Brought], paths: PathsOf, blobs: BlobStore, packs: Sequence[str]
     ) -> list[str]:
-        """Copy the others, in the order in which the store has them, while some are being linked. Returns the paths of
+        """Copy these, in the order in which the store has them, while others are being linked. Returns the paths of
         what could not be brought.
         """
-        paths = PathsOf(others)
-        parts = blobs.parts(paths.sizes(), packs)
+        parts = blobs.parts(paths.wanted, packs)
         copying = self._copy_pack(paths, parts) if len(packs) == 1 else self._copy(paths, parts)
         lacking = list[str]()
         for brought in chain(copying, linking):
@@ -146,30 +145,33 @@ class Filler:
     def _copy_alone(self, lacking: Iterable[str], blobs: BlobStore, packs: Sequence[str]) -> list[str]:
         """Copy what is somewhere in a store, blob by blob. Returns the paths of what is nowhere."""
         paths = PathsOf({path: self.left[path] for path in lacking})
-        for blob in _readable(blobs.fetch_many(paths.sizes(), packs)):
+        for blob in _readable(blobs.fetch_many(dict(paths.wanted.items()), packs)):
             self._note(self._write([blob], paths))
             del blob  # or a large one would be held while the next one is read
         return [*paths.left()]
 
-    def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[Files, Iterable[Brought]]:
+    def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[PathsOf, Iterable[Brought]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
-        packed = source.blobs.digests_in(packs)
         folder = source.blobs.loose.folder
-        if folder is None or packed.issuperset(digest for digest, _ in blobs_of(among)):
-            return among, []
+        if folder is None or packs:
+            paths = PathsOf(among)
+            if folder is None or source.blobs.have_all(paths.wanted, packs):
+                return paths, []
+            del paths  # The others are fewer.
+        packed = source.blobs.digests_in(packs)
         linkable = with_flags(among, LINK)
         loose = [path for path, entry in linkable.items() if entry.digest not in packed]
         if not loose:
-            return among, []
+            return PathsOf(among), []
         # The first one finds out which way works.
         first = self._link(source.linker, folder, loose[:1])
         if source.linker.mode is LinkMode.COPY:
-            return among, []
+            return PathsOf(among), []
         others = without_flags(among, LINK)
         others.put((path, entry) for path, entry in linkable.items() if entry.digest in packed)
         some = (loose[at : at + _LINK_COUNT] for at in range(1, len(loose), _LINK_COUNT))
         linking = [submit(self._pool, self._link, source.linker, folder, paths) for paths in some]
-        return others, chain([first], (part.result() for part in linking))
+        return PathsOf(others), chain([first], (part.result() for part in linking))
 
     def _link(self, linker: Linker, folder: str, paths: Sequence[str]) -> Brought:
         """Link the artifacts whose blobs exist and have not been touched since they were published."""

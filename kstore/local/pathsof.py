@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs.packreader import Blob
+from kstore.blobs.wanted import Wanted
 from kstore.published.manifest import Files, blobs_of, compacted
 from kstore.published.rows import Rows
 
@@ -30,33 +30,32 @@ class PathsOf:
     def __init__(self, files: Files) -> None:
         files = compacted(files)
         self._rows = Rows(files)
-        self._first: dict[bytes, int] = {}
-        self._others: dict[bytes, list[int]] = defaultdict(list)
-        self._sizes = array("Q")
-        """Those of the blobs, in the order of `_first`."""
-        for (digest, size), number in zip(blobs_of(files), self._rows.numbers, strict=True):
-            if self._first.setdefault(digest, number) == number:
-                self._sizes.append(size)
+        self.wanted = Wanted()
+        """The blobs."""
+        self._first = array("Q")
+        """A row of each blob, by the blob's number."""
+        self._others: dict[int, list[int]] = defaultdict(list)
+        """The other rows of some, likewise."""
+        for number, row in zip(self.wanted.add(blobs_of(files)), self._rows.numbers, strict=True):
+            if number == len(self._first):
+                self._first.append(row)
             else:
-                self._others[digest].append(number)
+                self._others[number].append(row)
 
     def take(self, blobs: Iterable[Blob]) -> Contents:
         """All artifacts of these blobs. Whoever takes them writes them; nobody gets them a second time."""
-        numbers, data = list[int](), list[memoryview]()
+        rows, data = list[int](), list[memoryview]()
         for digest, content in blobs:
-            if (number := self._first.pop(digest, None)) is not None:
-                numbers.append(number)
+            if (number := self.wanted.take(digest)) is not None:
+                rows.append(self._first[number])
                 data.append(content)
-                for other in self._others.pop(digest, ()) if self._others else ():
-                    numbers.append(other)
+                for other in self._others.get(number, ()) if self._others else ():
+                    rows.append(other)
                     data.append(content)
-        return Contents([*map(self._rows.path, numbers)], [*map(self._rows.record, numbers)], data)
+        return Contents([*map(self._rows.path, rows)], [*map(self._rows.record, rows)], data)
 
     def left(self) -> Iterator[str]:
         """The paths that nobody has taken."""
-        return map(self._rows.path, chain(self._first.values(), *self._others.values()))
-
-    def sizes(self) -> dict[bytes, int]:
-        """The sizes of all blobs, in bytes, as long as none is taken."""
-        numbers: dict[int, int] = {}  # Equal sizes are one number: there are not many different ones.
-        return dict(zip(self._first, (numbers.setdefault(size, size) for size in self._sizes), strict=True))
+        for number in self.wanted.numbers():
+            yield self._rows.path(self._first[number])
+            yield from map(self._rows.path, self._others.get(number, ()))

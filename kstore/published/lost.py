@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Set
 from contextlib import suppress
 
 from kstore.blobs import Part
+from kstore.blobs.wanted import Wanted
 from kstore.damaged import damaged_blobs
 from kstore.published.leaning import leaning, unsupported
 from kstore.published.ref import Ref
@@ -65,9 +66,9 @@ def _unreadable(storage: Storage, ref: Ref, blobs: Mapping[bytes, int]) -> set[b
     """Blobs that cannot be read where the generation, or a store below, has them, for whatever reason."""
     if not blobs:
         return set()
-    left = blobs.keys() - _readable(storage.holder(ref).blobs.parts(blobs, ref.packs))
+    left = blobs.keys() - _readable(storage.holder(ref).blobs.parts(Wanted(blobs.items()), ref.packs))
     for below in storage.below.blobs(ref.depth):
-        left -= _readable(below.parts({digest: blobs[digest] for digest in left}, below.packs_listed()))
+        left -= _readable(below.parts(Wanted((digest, blobs[digest]) for digest in left), below.packs_listed()))
     return left
 
 

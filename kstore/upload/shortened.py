@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from kstore.blobs.wanted import Wanted
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.published.delta import difference, may_follow
@@ -48,7 +49,7 @@ def _earlier(reliance: Reliance) -> Ref | None:
 def _kept(storage: Storage, digest: bytes, size: int, ref: Ref) -> bytes | None:
     """A blob, from where gc keeps it for the generation; None if it is damaged there, or is only elsewhere."""
     try:
-        parts = storage.blobs.parts({digest: size}, ref.packs)
+        parts = storage.blobs.parts(Wanted([(digest, size)]), ref.packs)
         return next((bytes(data) for part in parts for _, data in part.load()), None)
     except (IntegrityError, OSError) as error:
         log.debug("the manifest of generation %d of %s is not followed: %s", ref.generation, ref.scope, error)

@@ -17,6 +17,7 @@ from kstore.backends.reading import OpenedFile
 from kstore.blobs import BlobStore, Layout
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import PackIndex, load_index, pack_name
+from kstore.blobs.wanted import Wanted
 from kstore.blobs.writers import LooseBlobWriter, put_many
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -197,7 +198,8 @@ def test_a_part_of_a_pack_that_cannot_be_read_costs_its_frame_alone(
 
     monkeypatch.setattr(OpenedFile, "read", read)
     wanted = {digest_of(data): len(data) for data in contents}
-    assert sum(1 for part in fresh.parts(wanted, packs) for _ in part.load()) == len(contents) - bad.blobs
+    parts = fresh.parts(Wanted(wanted.items()), packs)
+    assert sum(1 for part in parts for _ in part.load()) == len(contents) - bad.blobs
     assert sum(1 for _ in fresh.fetch_many(wanted, packs)) == len(contents) - bad.blobs
 
 
@@ -249,7 +251,7 @@ def test_parts_that_nobody_loads_any_more_keep_nothing_open_nor_in_memory(
     contents, packs, fresh = pack_of_nine_frames(backend, blobs)
     assert fresh.pack(packs[0]).index
     before, held = descriptors(), held_by_views().keys()
-    parts = list(fresh.parts({digest_of(data): len(data) for data in contents}, packs))
+    parts = list(fresh.parts(Wanted((digest_of(data), len(data)) for data in contents), packs))
     assert list(parts[0].load()) and descriptors() != before
     fresh.close()
     assert descriptors() == before
@@ -268,7 +270,7 @@ def test_what_is_read_in_one_go_is_kept_no_longer_than_for_two_goes(
     real, real_open = OpenedFile.read, backend.open
     monkeypatch.setattr(OpenedFile, "read", lambda file, *part: lengths.append(part[1]) or real(file, *part))
     monkeypatch.setattr(backend, "open", lambda name: opened.append(name) or real_open(name))
-    for part in fresh.parts({digest_of(data): len(data) for data in contents}, packs):
+    for part in fresh.parts(Wanted((digest_of(data), len(data)) for data in contents), packs):
         assert list(part.load())
         assert len(held_by_views().keys() - before) <= 2
     assert lengths and lengths == [frame.packed_size for frame in frames[: len(lengths)]]
@@ -475,7 +477,7 @@ def test_the_log_says_once_of_a_pack_that_it_cannot_be_read(
 
 def load(blobs: BlobStore, contents: list[bytes], packs: tuple[str, ...]) -> list[bytes]:
     """Loads the last part first: each part can be loaded by itself."""
-    parts = list(blobs.parts({digest_of(data): len(data) for data in contents}, packs))
+    parts = list(blobs.parts(Wanted((digest_of(data), len(data)) for data in contents), packs))
     return sorted(bytes(data) for part in reversed(parts) for _, data in part.load())
 
 

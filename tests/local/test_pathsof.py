@@ -29,8 +29,7 @@ def test_a_blob_that_comes_twice_goes_to_its_paths_once() -> None:
 
 
 def test_what_nobody_has_taken_is_left() -> None:
-    assert PathsOf(files(a_x=ONE, b_x=TWO)).sizes() == {ONE: 3, TWO: 3}
     paths = PathsOf(files(a_x=ONE, b_x=TWO, a_y=ONE))
-    assert paths.sizes() == {ONE: 3, TWO: 3}
+    assert dict(paths.wanted.items()) == {ONE: 3, TWO: 3}
     paths.take([(TWO, memoryview(b"two"))])
     assert {*paths.left()} == {"a/x", "a/y"}
