@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
+from kstore.digest import Bytes
 from kstore.errors import IntegrityError
 
 Row = tuple[bytes, bytes]
@@ -40,7 +41,7 @@ _MAX_DEPTH = 32
 class TableFile:
     """The bytes of one file, which is read from the front once: no page may be reached twice."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Bytes) -> None:
         """Raises:
         IntegrityError: it is no LMDB file, or ends before its last page.
         struct.error: it is too short for one.
@@ -51,7 +52,7 @@ class TableFile:
         self._seen: set[int] = set()
         if self._size not in _PAGE_SIZES or self._page_size(self._size) != self._size:
             raise IntegrityError(f"pages of {self._size} bytes")
-        if not all(data.startswith(_MAGIC, meta + _MAGIC_AT) for meta in (0, self._size)):
+        if not all(self._starts_with_magic(meta) for meta in (0, self._size)):
             raise IntegrityError("another magic number, or another version of the format")
         metas = [_LAST_AND_TRANSACTION.unpack_from(data, meta + _LAST_AT) for meta in (0, self._size)]
         if len(data) % self._size or (max(last for last, _ in metas) + 1) * self._size > len(data):
@@ -63,6 +64,9 @@ class TableFile:
 
     def _page_size(self, meta: int) -> int:
         return int(_DATABASE.unpack_from(self._data, meta + _FREE_AT)[0])
+
+    def _starts_with_magic(self, meta: int) -> bool:
+        return self._data[meta + _MAGIC_AT : meta + _MAGIC_AT + len(_MAGIC)] == _MAGIC
 
     def tables(self) -> Iterator[tuple[bytes, Iterator[list[Row]]]]:
         """The name of each table, and its rows in the order of their keys, a page at a time.
@@ -98,7 +102,7 @@ class TableFile:
 
     def _leaf(self, page: int, kind: int) -> list[Row]:
         start, limit, head, unpack = page * self._size, self._size, _NODE.size, _NODE.unpack_from
-        data, total, rows = self._data[start : start + limit], 0, list[Row]()
+        data, total, rows = bytes(self._data[start : start + limit]), 0, list[Row]()
         for pointer in self._pointers(page, _LEAF):
             low, high, flags, length = unpack(data, pointer)
             value, size = pointer + head + length, low | high << 16
@@ -130,7 +134,7 @@ class TableFile:
         (first,) = _POINTER.unpack(pointer)
         self._visit(range(first, first + (_PAGE.size - 1 + size) // self._size + 1))
         start = first * self._size + _PAGE.size
-        return self._data[start : start + size]
+        return bytes(self._data[start : start + size])
 
     def _visit(self, pages: Iterable[int]) -> None:
         """No page is led to twice: the time and memory that a file takes are limited by its size."""

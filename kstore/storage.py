@@ -18,7 +18,7 @@ from kstore.backends import PosixBackend
 from kstore.backends.base import STAGING
 from kstore.backends.publishing import CannotPublish
 from kstore.blobs import BlobStore, packindex
-from kstore.digest import digest_of
+from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError, MissError, StoreFormatError, StoreUnavailable, described
 from kstore.files import CORRUPT
 from kstore.folders import make_folder
@@ -270,7 +270,7 @@ class Storage:
             found = os.stat(self.location)
             self.place = found.st_dev, found.st_ino
 
-    def snapshot(self, ref: Ref, followed: dict[bytes, bytes] | None = None) -> Snapshot:
+    def snapshot(self, ref: Ref, followed: dict[bytes, Bytes] | None = None) -> Snapshot:
         """The generation that `ref` publishes. If it is not live, and its manifest is lost, the snapshot has an empty
         manifest instead, and its ref names that one, by which it is known what grows from this generation.
 
@@ -281,7 +281,7 @@ class Storage:
         """
         return self.read_snapshot(ref, partial(read_manifest, self.holder(ref).blobs, ref, followed))
 
-    def read_snapshot(self, ref: Ref, read: Callable[[], bytes]) -> Snapshot:
+    def read_snapshot(self, ref: Ref, read: Callable[[], Bytes]) -> Snapshot:
         """The same, if `read` reads the manifest."""
         try:
             data = read()

@@ -20,7 +20,7 @@ from typing import TypeVar
 import lmdb
 
 from kstore.calls import write_all
-from kstore.digest import digest_of
+from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError, KstoreError
 from kstore.pages import Row, TableFile
 
@@ -65,7 +65,7 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
         raise KstoreError(f"cannot build a file of {size} bytes of rows in memory: {error}{advice}") from error
 
 
-def load(data: bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, Taken]:
+def load(data: Bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, Taken]:
     """Return what `take` makes of each of the tables in `data`, given by its name and its rows.
 
     Raises:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import pytest
 
+from kstore.aside import Aside
 from kstore.blobs.loose import blob_name
+from kstore.digest import digest_of
+from kstore.errors import IntegrityError
 from kstore.local.place import Placer
 from kstore.local.placed import Placed
 from kstore.operations.sources import Sources
@@ -309,6 +316,50 @@ def test_a_commit_at_the_end_of_the_interpreter_succeeds(tmp_path: Path, layout:
     code = f"import atexit, kstore; atexit.register(lambda: print(kstore.commit({KEY!r}, {settings}).status))"
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout.strip() == "committed"
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_a_restore_of_very_much_puts_aside_is_remembered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """The bytes of a manifest are in no memory while the files are brought in; without room for them they are."""
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.kernel()
+    first.commit()
+    folders = list[str]()
+
+    def temporary(dir: str, buffering: int) -> IO[bytes]:
+        folders.append(dir)
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return TemporaryFile(dir=dir, buffering=buffering)
+
+    monkeypatch.setattr("kstore.published.snapshot._MANY", 1)
+    monkeypatch.setattr("kstore.aside._PIECE", 1000)
+    monkeypatch.setattr("kstore.aside.TemporaryFile", temporary)
+    second.restore()
+    state = tmp_path / "second/.kstore"
+    assert folders == [str(state)] and digest_of((state / "base").read_bytes()) == second.newest().manifest
+    assert second.commit().status is CommitStatus.UNCHANGED and second.restore().placed == 0
+
+
+@pytest.mark.parametrize("trouble", [IntegrityError("short"), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_what_was_put_aside_and_cannot_be_read_costs_the_memory_of_a_restore_and_not_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: Exception
+) -> None:
+    def pieces(_: Aside) -> Iterator[bytes]:
+        yield b"a piece"
+        raise trouble
+
+    first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
+    first.tree.kernel()
+    first.commit()
+    monkeypatch.setattr("kstore.published.snapshot._MANY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Aside, "pieces", pieces)
+        assert second.restore().placed == len(first.published())
+    assert "cannot be remembered" in caplog.text
+    assert second.commit().new_files == 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from itertools import chain
 
 from kstore.backends import Backend
 from kstore.batches import batches
+from kstore.blobs.batches import keepable
 from kstore.blobs.frames import Tails
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import FOLDER, PackIndex, pack_name
@@ -23,6 +24,7 @@ from kstore.blobs.writers import (
     LooseBlobWriter,
     PackedBlobWriter,
 )
+from kstore.digest import Bytes
 from kstore.errors import IntegrityError
 from kstore.files import NO_FILE
 from kstore.threads import Pool, submit
@@ -267,7 +269,7 @@ class BlobStore:
         for batch in batches(wanted, BATCH_SIZE, BATCH_COUNT):
             yield Part(sum(size for _, size in batch), partial(self.loose.fetch, dict(batch)))
 
-    def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> bytes:
+    def fetch(self, digest: bytes, size: int, packs: Sequence[str] = ()) -> Bytes:
         """One blob of `size` bytes.
 
         Raises:
@@ -280,7 +282,7 @@ class BlobStore:
             troubles.clear()
             for _, data in self.fetch_many({digest: size}, packs, troubles):
                 whole = data.obj
-                return whole if isinstance(whole, bytes) and len(whole) == len(data) else bytes(data)
+                return whole if isinstance(whole, bytes) and len(whole) == len(data) else keepable(data)
         raise troubles[0] if troubles else IntegrityError(f"blob {digest.hex()} is missing or damaged")
 
     def _from_packs(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from mmap import mmap
 from typing import IO, Protocol, cast
 
 import zstandard
@@ -109,8 +110,8 @@ class Frames:
         if zstandard.frame_content_size(header) != frame.size:
             raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
         try:
-            whole = memoryview(bytearray(frame.size))
-        except OverflowError as error:
+            whole = memoryview(mmap(-1, frame.size))  # All of it is given back, whatever the allocator keeps.
+        except (OverflowError, ValueError) as error:
             raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
         filled = 0
         with _inflater(header).stream_reader(cast(IO[bytes], packed)) as content:
@@ -118,7 +119,7 @@ class Frames:
                 filled += count
             if filled != frame.size or content.read(1):
                 raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
-        return whole
+        return whole.toreadonly()
 
     def _read_frame(self, frame: Frame) -> memoryview:
         """A frame, as it is stored."""

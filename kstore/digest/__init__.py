@@ -21,6 +21,8 @@ except ImportError:
         return b"".join(map(digest_of, contents))
 
 
+Bytes = bytes | memoryview
+"""What may be a part of something larger, or in memory of its own."""
 DIGEST_SIZE = 32
 HEXADECIMAL = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 """How a digest is written in names."""

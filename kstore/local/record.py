@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
+from kstore.digest import DIGEST_SIZE, Bytes, digest_of, digest_of_parts
 from kstore.errors import CacheRootError, IntegrityError, StoreFormatError
 from kstore.files import read_whole
 from kstore.published.ref import Ref, load_ref
@@ -21,13 +21,13 @@ UNREADABLE = (
 """What reading a record raises if it is missing or damaged, or if a newer kstore wrote it."""
 
 
-def replace_record(path: str, *parts: bytes) -> None:
+def replace_record(path: str, *parts: Bytes) -> None:
     """Replace a file with one that consists of these parts.
 
     Raises:
         CacheRootError: it cannot be written.
     """
-    _write(path, *parts)
+    _write(path, parts)
     _put_in_place(path)
 
 
@@ -62,19 +62,19 @@ def read_checked(path: str) -> tuple[bytes, bytes]:
     return digest, rest
 
 
-def replace_records(records: Mapping[str, bytes]) -> None:
-    """Replace files with these, in this order; none of them if there is no room for all.
+def replace_records(records: Mapping[str, Iterable[Bytes]]) -> None:
+    """Replace files with these, each given in parts, in this order; none of them if there is no room for all.
 
     Raises:
         CacheRootError: one cannot be written.
     """
-    for path, data in records.items():
-        _write(path, data)
+    for path, parts in records.items():
+        _write(path, parts)
     for path in records:
         _put_in_place(path)
 
 
-def _write(path: str, *parts: bytes) -> None:
+def _write(path: str, parts: Iterable[Bytes]) -> None:
     with _writing(path) as file:
         file.writelines(parts)
 

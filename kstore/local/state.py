@@ -256,7 +256,7 @@ class StateFolder(LockedFolder):
             "boot": boot(),
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
-        replace_records({self._base: base.snapshot.data, self._sync: json.dumps(content).encode()})
+        replace_records({self._base: base.snapshot.pieces(), self._sync: [json.dumps(content).encode()]})
 
     def doubt_base(self) -> None:
         """Remember that the store could not give what the root grew from, if it grew from anything."""

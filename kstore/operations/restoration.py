@@ -64,6 +64,7 @@ class Restoration:
     def run(self, status: RestoreStatus, before_move: Callable[[], None]) -> RestoreReport:
         """Restore; `status` names what was to be done. See `Placer.place` for `before_move`, and what it raises."""
         self._look()
+        self._snapshot.put_aside(self._worker.root.state)
         merged = self._compare()
         merged.files = compact()  # Nothing is published: `files` has what is to be here.
         files = self._selected.files

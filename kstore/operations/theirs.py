@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from kstore.creator import creator
-from kstore.digest import digest_of
+from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError
 from kstore.published.layers import newest_ref, newest_whole, or_below
 from kstore.published.lost import lacks_pack
@@ -83,7 +83,7 @@ class Newest:
         self._base = base
         self.taken = 0
         """The highest number that is known to be taken, listed or not."""
-        self._followed = dict[bytes, bytes]()
+        self._followed = dict[bytes, Bytes]()
         """The manifest that the last one followed on, as the store has it: the next one may follow on it too."""
         self._packs: set[str] = set()
         """Packs that were there at an earlier attempt: the next generation names most of them too."""

@@ -11,7 +11,7 @@ import logging
 import zstandard
 
 from kstore.blobs import BlobStore
-from kstore.digest import digest_of
+from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Ref, RefState
@@ -36,7 +36,7 @@ def may_follow(size: int, base_size: int) -> bool:
     return size >= WORTHWHILE and max(size, base_size) <= _MAX_SIZE
 
 
-def difference(data: bytes, base: bytes) -> bytes | None:
+def difference(data: Bytes, base: Bytes) -> bytes | None:
     """`data` as what it adds to `base`. None if it is better stored whole."""
     if not may_follow(len(data), len(base)):
         return None
@@ -47,7 +47,7 @@ def difference(data: bytes, base: bytes) -> bytes | None:
     return delta if len(delta) <= min(len(data) * _MOST, len(data) - WORTHWHILE) else None
 
 
-def follow(delta: bytes, base: bytes, size: int) -> bytes:
+def follow(delta: Bytes, base: Bytes, size: int) -> bytes:
     """The `size` bytes that `difference` made `delta` of.
 
     Raises:
@@ -63,7 +63,7 @@ def follow(delta: bytes, base: bytes, size: int) -> bytes:
         raise IntegrityError(f"a manifest's delta cannot be decompressed: {error}") from error
 
 
-def read_manifest(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes] | None = None) -> bytes:
+def read_manifest(blobs: BlobStore, ref: Ref, followed: dict[bytes, Bytes] | None = None) -> Bytes:
     """The manifest that a ref names. If that is lost and the generation is not live, an empty one instead: the ref says
     what such a generation stands for.
 
@@ -82,7 +82,7 @@ def read_manifest(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes] | Non
         return Manifest().dump()
 
 
-def _read(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes]) -> bytes:
+def _read(blobs: BlobStore, ref: Ref, followed: dict[bytes, Bytes]) -> Bytes:
     delta = ref.delta
     if ref.manifest_size > _LARGEST:
         raise IntegrityError(f"its ref declares a manifest of {ref.manifest_size} bytes")
@@ -99,5 +99,5 @@ def _read(blobs: BlobStore, ref: Ref, followed: dict[bytes, bytes]) -> bytes:
     return data
 
 
-def _dictionary(base: bytes) -> zstandard.ZstdCompressionDict:
+def _dictionary(base: Bytes) -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kstore.blobs import BlobStore
+from kstore.digest import Bytes
 from kstore.errors import reason_of
 from kstore.far import ask_each, asked
 from kstore.published.delta import read_manifest
@@ -28,7 +29,7 @@ class Fetched(NamedTuple):
     """One generation."""
 
     ref: Ref
-    data: Callable[[], bytes]
+    data: Callable[[], Bytes]
     """Returns its manifest, or raises what `read_manifest` does."""
     blobs: BlobStore
     """Knows what the generation's packs hold, if they say so."""

@@ -102,13 +102,13 @@ def fetch(storage: Storage, entry: Entry, ref: Ref) -> bytes:
     trouble: OSError | None = None
     for blobs in storage.below.blobs() if entry.flags & BELOW or ref.depth else ():
         try:
-            return blobs.fetch(entry.digest, entry.size)
+            return bytes(blobs.fetch(entry.digest, entry.size))
         except IntegrityError:
             continue
         except OSError as error:  # The next store may have it.
             trouble = trouble or error
     try:
-        return storage.blobs.fetch(entry.digest, entry.size, ref.packs)
+        return bytes(storage.blobs.fetch(entry.digest, entry.size, ref.packs))
     except IntegrityError as error:
         raise trouble or error from None
 

@@ -14,7 +14,7 @@ from operator import attrgetter, not_, truth
 from typing import Any, NamedTuple, cast
 
 from kstore import tables
-from kstore.digest import DIGEST_SIZE
+from kstore.digest import DIGEST_SIZE, Bytes
 from kstore.errors import IntegrityError, described
 from kstore.pages import Row
 from kstore.published.byfolder import ByFolder, Form, Run
@@ -190,7 +190,7 @@ class Manifest:
         return tables.dump({"meta": meta} | {name: pack_files(each) for name, each in files.items()}, size)
 
     @classmethod
-    def load(cls, data: bytes, see: Seen | None = None) -> Manifest:
+    def load(cls, data: Bytes, see: Seen | None = None) -> Manifest:
         """Read what `dump` wrote. Rows of what runs on any host are shown to `see` before anything is made of them.
 
         Raises:
