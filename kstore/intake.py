@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import compress
 from typing import Self
 
 from kstore.backends import Upload
 from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.writers import LooseBlobWriter
 from kstore.condemned import has_lists
+from kstore.digest.numbers import DigestSet
 from kstore.errors import KstoreError
 from kstore.layout import choose_layout
 from kstore.local.state import State
@@ -55,7 +57,7 @@ class Intake:
         """How new blobs are stored, if that is known."""
         self.writer: BlobWriter | None = None
         """The unfinished pack, or the writer of loose blobs, if anything was begun."""
-        self.written: set[bytes] = set()
+        self.written = DigestSet()
         """Digests of the blobs that were given to the writer."""
         self.is_alone = False
         """Whether there was no key beside this one."""
@@ -82,15 +84,14 @@ class Intake:
         """Give up what was begun."""
         self._open.close()
         self.writer = None
-        self.written = set()
+        self.written = DigestSet()
 
     def store(self, blobs: Sequence[tuple[bytes, bytes]]) -> None:
         """Store some loose blobs at once, in this thread; nothing once they are discarded."""
         written, writer = self.written, self.writer  # in this order: `discard` replaces them in the other
         if isinstance(writer, LooseBlobWriter):
-            new = {digest: data for digest, data in blobs if digest not in written}  # Files may have the same content.
-            written.update(new)
-            writer.store([*new.items()])
+            are_new = written.add_each(digest for digest, _ in blobs)  # Files may have the same content.
+            writer.store([*compress(blobs, are_new)])
 
     def offer(self, blobs: Sequence[tuple[bytes, bytes]], expected: int) -> StoreEach | None:
         """Take some blobs, given with their digests. Everything that will be offered has about `expected` bytes. If
@@ -132,7 +133,7 @@ class Intake:
         """
         if isinstance(self.writer, LooseBlobWriter):
             self.writer.settle()
-            self.written -= self.writer.found
+            self.written.discard_each(self.writer.found)
 
     def _begin(self, expected: int) -> None:
         """Begin to store what is read, if the key has no generation yet."""
@@ -159,8 +160,7 @@ class Intake:
         self.writer = self._open.enter_context(storage.blobs.writer(self.layout, asks=True, expected=expected))
 
     def _write(self, writer: BlobWriter, blobs: Sequence[tuple[bytes, bytes]]) -> None:
-        for digest, data in blobs:
-            if digest not in self._known and digest not in self.written:
-                self.written.add(digest)
-                writer.put(digest, data)
+        unknown = [(digest, data) for digest, data in blobs if digest not in self._known]
+        for digest, data in compress(unknown, self.written.add_each(digest for digest, _ in unknown)):
+            writer.put(digest, data)
         self._worker.progress.done = len(self.written)

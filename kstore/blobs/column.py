@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from struct import Struct
 from typing import overload
 
-from kstore.digest import DIGEST_SIZE
-
-_DIGEST = Struct(f"{DIGEST_SIZE}s")
+from kstore.digest import DIGEST_SIZE, split
 
 
 class Digests(Sequence[bytes]):
@@ -24,7 +20,7 @@ class Digests(Sequence[bytes]):
         return len(self.data) // DIGEST_SIZE
 
     def __iter__(self) -> Iterator[bytes]:
-        return _each(self.data)
+        return split(self.data)
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -35,7 +31,7 @@ class Digests(Sequence[bytes]):
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         if isinstance(at, slice):
             first, end, step = at.indices(len(self))
-            return list(_each(self.data[first * DIGEST_SIZE : end * DIGEST_SIZE]))[::step]
+            return list(split(self.data[first * DIGEST_SIZE : end * DIGEST_SIZE]))[::step]
         first = range(len(self))[at] * DIGEST_SIZE
         return bytes(self.data[first : first + DIGEST_SIZE])
 
@@ -57,7 +53,3 @@ class Digests(Sequence[bytes]):
 def joined(digests: Sequence[bytes]) -> bytes | bytearray:
     """All of them, one after the other, without a copy of each."""
     return digests.data if isinstance(digests, Digests) else b"".join(digests)
-
-
-def _each(data: bytearray) -> Iterator[bytes]:
-    return chain.from_iterable(_DIGEST.iter_unpack(data))

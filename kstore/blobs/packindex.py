@@ -14,16 +14,16 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import NamedTuple
 
 import zstandard
 
 from kstore.blobs.column import Digests, joined
-from kstore.digest import DIGEST_SIZE, digest_of, digest_of_parts
+from kstore.digest import DIGEST_SIZE, Bytes, digest_of, digest_of_parts
 from kstore.errors import IntegrityError
 
 FOLDER = "packs"
@@ -42,6 +42,8 @@ _MAGIC = b"kstore.1"
 _FRAME = struct.Struct("<QQQI")
 _SIZE = struct.Struct("<Q")
 NONCE_SIZE = 16
+_SOME = 4096
+"""Numbers that are packed at once."""
 
 
 def pack_name(pack_id: str) -> str:
@@ -94,19 +96,23 @@ class PackIndex:
         """Every blob, with its size in bytes."""
         return dict(zip(self.digests, self.sizes, strict=True))
 
-    def dump(self, nonce: bytes | None = None) -> bytes:
-        """The skippable frame that ends a pack. Digests do not compress; the columns of numbers do.
+    def dump(self, nonce: bytes | None = None) -> Iterator[Bytes]:
+        """The skippable frame that ends a pack, in parts. Digests do not compress; the columns of numbers do.
 
         `nonce` makes the bytes the same each time, for a file that is not in a store.
         """
-        columns = b"".join(_FRAME.pack(*frame) for frame in self.frames)
-        columns += struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
+        columns = b"".join(chain(starmap(_FRAME.pack, self.frames), _packed(self.sizes)))
         packed = zstandard.compress(columns, LEVEL)
-        body = (nonce or os.urandom(NONCE_SIZE), joined(self.digests), packed)
+        body = (nonce or os.urandom(NONCE_SIZE), memoryview(joined(self.digests)), packed)
         digest = digest_of_parts(body)
         footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest, _MAGIC)
         size = sum(map(len, body)) + len(footer)
-        return b"".join((_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer))
+        return iter((_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer))
+
+
+def _packed(sizes: Sequence[int]) -> Iterator[bytes]:
+    some = (sizes[at : at + _SOME] for at in range(0, len(sizes), _SOME))
+    return (struct.pack(f"<{len(each)}Q", *each) for each in some)
 
 
 def load_footer(tail: bytes) -> Footer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, chain, compress, count, islice, repeat
@@ -41,8 +41,9 @@ class Sizes(Protocol):
     def get(self, digest: bytes, /) -> int | None:
         """How large a blob is; None if it is not wanted."""
 
-    def keys(self) -> KeysView[bytes]:
-        """The digests of all that are wanted; others may be among them."""
+    def __contains__(self, digest: bytes, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
 
 
 class Part(NamedTuple):
@@ -153,16 +154,15 @@ class PackReader:
 
     def parts(self, wanted: Sizes) -> Iterator[Part]:
         """The frames that hold something wanted, in the order of the file."""
-        needed = list(self._needed(wanted.keys()))
+        needed = list(self._needed(wanted))
         frames = Frames(self._backend, self._name, [frame for _, frame in needed], self._tails)
         with self._lock:
             self._open.add(frames)
         for first, frame in needed:
             blobs = slice(first, first + frame.blobs)
-            digests, sizes = self.index.digests[blobs], self.index.sizes[blobs]
-            chosen = [*map(eq, map(wanted.get, digests), sizes)]
+            chosen = bytes(map(eq, map(wanted.get, self.index.digests[blobs]), self.index.sizes[blobs]))
             if any(chosen):
-                yield Part(frame.size, partial(_load, frames, frame, digests, sizes, chosen))
+                yield Part(frame.size, partial(_load, frames, frame, self.index, blobs, chosen))
 
     def expect_many(self) -> None:
         """Announce thousands of fetches: the index is then not searched for each, which takes some memory."""
@@ -170,16 +170,16 @@ class PackReader:
         self._firsts = [*accumulate(counts, initial=0)]
         self._frame_of = dict(zip(self.index.digests, chain.from_iterable(map(repeat, count(), counts)), strict=True))
 
-    def _needed(self, wanted: Set[bytes]) -> Iterator[tuple[int, Frame]]:
+    def _needed(self, wanted: Sizes) -> Iterator[tuple[int, Frame]]:
         """The frames that hold something wanted, each with the number of its first blob."""
         if self._frame_of:
-            numbers = {self._frame_of[digest] for digest in wanted & self._frame_of.keys()}
+            numbers = {self._frame_of[digest] for digest in wanted if digest in self._frame_of}
             yield from ((self._firsts[number], self.index.frames[number]) for number in sorted(numbers))
             return
         first, digests = 0, iter(self.index.digests)
         for frame in self.index.frames:
             some = islice(digests, frame.blobs)
-            if not wanted.isdisjoint(some):
+            if any(map(wanted.__contains__, some)):
                 yield first, frame
             first += frame.blobs
             deque(some, maxlen=0)
@@ -193,12 +193,12 @@ def read_ahead(backend: Readable, pack_id: str) -> PackReader:
     return reader
 
 
-def _load(
-    frames: Frames, frame: Frame, digests: Sequence[bytes], sizes: Sequence[int], chosen: Sequence[bool]
-) -> Iterator[Blob]:
-    """The `chosen` blobs of a frame. Digests, sizes and what is chosen are given for all blobs in it."""
+def _load(frames: Frames, frame: Frame, index: PackIndex, at: slice, chosen: bytes) -> Iterator[Blob]:
+    """The `chosen` blobs of a frame, all of whose blobs are `at` some place of the index. Their digests are not held by
+    parts that wait: there may be thousands in each.
+    """
     content = frames.content(frame)
-    ends = [*accumulate(sizes, initial=0)]
-    wanted = [*compress(digests, chosen)]
+    ends = [*accumulate(index.sizes[at], initial=0)]
+    wanted = [*compress(index.digests[at], chosen)]
     blobs = [*compress(map(content.__getitem__, map(slice, ends, ends[1:])), chosen)]
     yield from compress(zip(wanted, blobs, strict=True), map(eq, digests_of(blobs), wanted))

@@ -112,7 +112,8 @@ class PackWriter:
         """Write the index and return the pack's id; the upload is then ready to be published."""
         self.close_frame()
         self._wait()
-        self._write(self._index.dump(nonce))
+        for part in self._index.dump(nonce):
+            self._write(part)
         return self._hash.hexdigest()
 
     def _wait(self) -> None:
@@ -152,7 +153,7 @@ class PackWriter:
         for chunk in chunker.finish():  # type: ignore[no-untyped-call]
             self._write(chunk)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         self._upload.write(data)
         self._hash.update(data)
         self.size += len(data)

@@ -1,70 +1,83 @@
-"""Which blobs somebody wants, in one dict: a dict of a hundred thousand takes ten megabytes."""
+"""Which blobs somebody wants, in little memory: there may be a hundred thousand."""
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Iterable, Iterator, KeysView
-from itertools import compress, repeat
-from operator import not_
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, tee
+from operator import itemgetter, not_
+
+from kstore.digest.numbers import NONE, Numbers
+
+_DIGEST, _SIZE = itemgetter(0), itemgetter(1)
 
 
 class Wanted:
     """Blobs with their sizes, each of which has a number. What was found is not wanted any more, but keeps its number
-    until that is taken. Any thread may take.
+    until that is taken.
     """
 
     def __init__(self, blobs: Iterable[tuple[bytes, int]] = ()) -> None:
         """Begin with these blobs, (digest, bytes)."""
-        self._numbers: dict[bytes, int] = {}
+        self._numbers = Numbers()
         self._sizes = array("Q")
-        self._is_found = bytearray()
+        self._is_found, self._is_taken = bytearray(), bytearray()
+        self._lock = threading.Lock()
         for _ in self.add(blobs):
             pass
 
     def add(self, blobs: Iterable[tuple[bytes, int]]) -> Iterator[int]:
         """Want these blobs too, and yield the number of each: numbers begin with 0, and the same blob has the same."""
-        numbers, sizes = self._numbers, self._sizes
-        for digest, size in blobs:
-            number = numbers.setdefault(digest, len(sizes))
-            if number == len(sizes):
-                sizes.append(size)
+        one, other = tee(blobs)
+        for number, size in zip(self._numbers.add(map(_DIGEST, one)), map(_SIZE, other), strict=True):
+            if number == len(self._sizes):
+                self._sizes.append(size)
+                self._is_found.append(False)
+                self._is_taken.append(False)
             yield number
-        self._is_found.extend(repeat(0, len(sizes) - len(self._is_found)))
+
+    def __contains__(self, digest: bytes) -> bool:
+        return self.get(digest) is not None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(_DIGEST, self.items())
 
     def get(self, digest: bytes) -> int | None:
         """How large a wanted blob is, in bytes; None if it is not wanted."""
-        number = self._numbers.get(digest)
-        return None if number is None or self._is_found[number] else self._sizes[number]
+        number = self._numbers.number(digest)
+        return None if number == NONE or self._is_found[number] else self._sizes[number]
 
-    def keys(self) -> KeysView[bytes]:
-        """The digests of what is wanted, and of some that were found."""
-        return self._numbers.keys()
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """What is wanted now, with sizes in bytes."""
+        numbers = array("I", compress(range(len(self._sizes)), map(not_, self._is_found)))
+        return zip(map(self._numbers.digest, numbers), map(self._sizes.__getitem__, numbers), strict=True)
 
     def are_among(self, digests: Iterable[bytes]) -> bool:
         """Whether all are among these."""
         seen = bytearray(len(self._sizes))
-        for number in map(self._numbers.get, digests):
-            if number is not None:
-                seen[number] = 1
-        return seen.count(1) == len(self._numbers)
+        for number in self._numbers.find(digests):
+            if number != NONE:
+                seen[number] = True
+        return all(seen)
 
     def found(self, digests: Iterable[bytes]) -> None:
         """Want these no more."""
-        for number in map(self._numbers.get, digests):
-            if number is not None:
-                self._is_found[number] = 1
+        for number in self._numbers.find(digests):
+            if number != NONE:
+                self._is_found[number] = True
 
-    def items(self) -> Iterator[tuple[bytes, int]]:
-        """What is wanted now, with sizes in bytes."""
-        numbers = [*self._numbers.values()]
-        left = [*map(not_, map(self._is_found.__getitem__, numbers))]
-        sizes = array("Q", map(self._sizes.__getitem__, compress(numbers, left)))
-        return zip([*compress(self._numbers, left)], sizes, strict=True)
+    def take(self, digests: Sequence[bytes]) -> list[int | None]:
+        """Take the number of each blob; None if it has none, or somebody has taken it. Any thread may take."""
+        with self._lock:
+            return [*map(self._take, self._numbers.find(digests))]
 
-    def take(self, digest: bytes) -> int | None:
-        """Take a blob's number; None if it has none, or somebody has taken it."""
-        return self._numbers.pop(digest, None)
+    def _take(self, number: int) -> int | None:
+        if number == NONE or self._is_taken[number]:
+            return None
+        self._is_taken[number] = True
+        return number
 
-    def numbers(self) -> Iterable[int]:
-        """Those that nobody has taken."""
-        return self._numbers.values()
+    def left(self) -> Iterator[int]:
+        """The numbers that nobody has taken."""
+        return compress(range(len(self._sizes)), map(not_, self._is_taken))

@@ -7,7 +7,9 @@ processor cannot run it, the library hashes them one after the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from struct import Struct
 
 from blake3 import blake3
 
@@ -24,6 +26,7 @@ except ImportError:
 Bytes = bytes | memoryview
 """What may be a part of something larger, or in memory of its own."""
 DIGEST_SIZE = 32
+_DIGEST = Struct(f"{DIGEST_SIZE}s")
 HEXADECIMAL = re.compile(rf"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 """How a digest is written in names."""
 _MOST = 1 << 20
@@ -43,7 +46,12 @@ def digests_of(contents: Sequence[bytes | bytearray | memoryview]) -> list[bytes
     return [digests[at : at + DIGEST_SIZE] for at in range(0, len(digests), DIGEST_SIZE)]
 
 
-def digest_of_parts(parts: Iterable[bytes | bytearray]) -> bytes:
+def split(digests: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    """Each of some digests that are in a row."""
+    return chain.from_iterable(_DIGEST.iter_unpack(digests))
+
+
+def digest_of_parts(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
     """BLAKE3 of the parts as one piece."""
     whole = blake3()
     for part in parts:

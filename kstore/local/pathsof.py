@@ -44,9 +44,10 @@ class PathsOf:
 
     def take(self, blobs: Iterable[Blob]) -> Contents:
         """All artifacts of these blobs. Whoever takes them writes them; nobody gets them a second time."""
+        digests, contents = zip(*blobs, strict=True) if (blobs := [*blobs]) else ((), ())
         rows, data = list[int](), list[memoryview]()
-        for digest, content in blobs:
-            if (number := self.wanted.take(digest)) is not None:
+        for number, content in zip(self.wanted.take(digests), contents, strict=True):
+            if number is not None:
                 rows.append(self._first[number])
                 data.append(content)
                 for other in self._others.get(number, ()) if self._others else ():
@@ -56,6 +57,6 @@ class PathsOf:
 
     def left(self) -> Iterator[str]:
         """The paths that nobody has taken."""
-        for number in self.wanted.numbers():
+        for number in self.wanted.left():
             yield self._rows.path(self._first[number])
             yield from map(self._rows.path, self._others.get(number, ()))

@@ -271,7 +271,8 @@ class _Commit:
         news = {*proposal.taken, *again} if lost else proposal.taken
         paths: Iterable[str] = news
         if written:  # Then that is nearly all: what is not is looked for in one pass through ours.
-            paths = (path for path, entry in ours.items() if entry.digest not in written and path in news)
+            has_each = written.has_each(digest for digest, _ in blobs_of(ours))
+            paths = (path for path, is_written in zip(ours, has_each, strict=True) if not is_written and path in news)
         return Sources(self._worker, ours, paths, proposal.contents, self._intake.kept)
 
     def _lost(self, newest: Snapshot | None) -> set[bytes]:

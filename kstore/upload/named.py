@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Stored(NamedTuple):
     """What a commit has stored at a time."""
 
     packs: tuple[str, ...]
-    digests: set[bytes]
+    digests: Set[bytes]
     """Of what is in these packs, or loose."""
 
 

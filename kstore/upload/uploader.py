@@ -12,6 +12,7 @@ from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.writers import Read, put_many
 from kstore.condemned import read_doomed
 from kstore.digest import digest_of
+from kstore.digest.numbers import DigestSet
 from kstore.layout import choose_layout
 from kstore.progress import Progress
 from kstore.published.siblings import siblings
@@ -96,7 +97,7 @@ class Uploader:
             self._storage.refs.expect(self._committer.scope)()  # To gc, blobs without `refs/` are a server's denial.
         doomed = read_doomed(self._storage.backend, among)
         if self._begun and layout is Layout.LOOSE:  # gc may have thought meanwhile that nobody needs them
-            self._begun.written -= doomed.blobs if doomed.is_complete else self._begun.written.copy()
+            self._begun.written.discard_each(doomed.blobs if doomed.is_complete else [*self._begun.written])
         there = partial(present, self._storage, doomed)
         # What an attempt stored of its manifest alone is of no use once it has lost its race.
         self.stored = [stored for stored in self.stored if stored.digests and there(stored.packs) == stored.packs]
@@ -111,9 +112,9 @@ class Uploader:
         return packs_in(self.stored)
 
     @property
-    def written(self) -> set[bytes]:
+    def written(self) -> DigestSet:
         """Digests of what the intake has stored already, as long as that is to be finished."""
-        return self._begun.written if self._begun else set()
+        return self._begun.written if self._begun else DigestSet()
 
     def upload(self, plan: UploadPlan, read: Read, manifest: bytes | None = None) -> set[bytes]:
         """Store the blobs that are wanted, and the manifest. Returns the digests of what changed meanwhile; the

@@ -84,7 +84,7 @@ def test_a_frame_that_needs_an_unknown_one_is_refused(backend: PosixBackend, siz
     data = os.urandom(size)
     packed = zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(bytes(unknown))).compress(data)
     index = PackIndex([Frame(0, len(packed), size, 1)], [digest_of(data)], [size])
-    backend.put(pack_name("0" * 64), packed + index.dump())
+    backend.put(pack_name("0" * 64), packed + b"".join(index.dump()))
     with pytest.raises(IntegrityError, match="dictionary 6b730002, which is unknown"):
         fetch(backend, "0" * 64, [data])
 

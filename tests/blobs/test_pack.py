@@ -33,7 +33,7 @@ def backend(tmp_path: Path) -> PosixBackend:
 
 def craft_pack(backend: PosixBackend, frames: bytes, index: PackIndex) -> str:
     """A pack that no PackWriter would write, but with correct checksums."""
-    data = frames + index.dump()
+    data = frames + b"".join(index.dump())
     pack_id = digest_of(data).hex()
     backend.put_if_absent(pack_name(pack_id), data)
     return pack_id
@@ -313,7 +313,7 @@ def test_an_index_that_contradicts_itself_is_refused(backend: PosixBackend) -> N
 
 def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: PosixBackend) -> None:
     """The footer's numbers are checked before anything is allocated for them."""
-    whole = PackIndex([Frame(0, 10, 10, 1)], [digest_of(b"")], [10]).dump()
+    whole = b"".join(PackIndex([Frame(0, 10, 10, 1)], [digest_of(b"")], [10]).dump())
     tail = whole[8:]
     footer = load_footer(tail)
     nonce_and_digests = tail[: 16 + 32]
@@ -326,14 +326,14 @@ def test_an_index_that_unpacks_to_more_than_it_declares_is_refused(backend: Posi
 
 
 def test_an_index_whose_digests_were_altered_is_refused() -> None:
-    data = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3])).dump()
+    data = b"".join(PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3])).dump())
     footer, body = load_footer(data), data[8 : len(data) - FOOTER_SIZE]
     with pytest.raises(IntegrityError, match="does not match its footer"):
         load_index(footer, body[:16] + bytes([body[16] ^ 1]) + body[17:])
 
 
 def test_a_pack_of_another_format_is_refused() -> None:
-    data = PackIndex().dump()
+    data = b"".join(PackIndex().dump())
     with pytest.raises(IntegrityError, match=r"b'kstore.2': it is damaged, or a newer kstore wrote it"):
         load_footer(data.replace(b"kstore.1", b"kstore.2"))
 
@@ -350,7 +350,7 @@ def test_a_large_frame_whose_header_lies_as_its_index_does_is_damaged(backend: P
 
 def test_the_footer_is_the_end(backend: PosixBackend) -> None:
     index = PackIndex([Frame(0, 5, 3, 1)], [digest_of(b"abc")], array("Q", [3]))
-    data = index.dump()
+    data = b"".join(index.dump())
     footer = load_footer(data)
     body = data[8 : len(data) - FOOTER_SIZE]
     assert load_index(footer, body) == index

@@ -47,11 +47,11 @@ class Bundle:
                 pack.add(digest, data)
                 pack.close_frame()
             pack.finish()
-            frames = stream.getvalue()[: -len(pack._index.dump())]
+            frames = stream.getvalue()[: -len(b"".join(pack._index.dump()))]
             index = pack._index
         if edit:
             frames, index = edit(frames, index)
-        content = self.header + frames + index.dump()
+        content = self.header + frames + b"".join(index.dump())
         path.write_bytes(content + seal(blake3(content).digest()))
         return path
 
