@@ -7,6 +7,8 @@ that are stored in another form, or that a compiler may still be writing, are ha
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
@@ -67,13 +69,16 @@ class Unread(NamedTuple):
         return f"{self.folder.place.local}/{self.name}"
 
 
+_NUMBER_BITS = 32
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 _COLUMNS: Sequence[Callable[[Unread], Any]] = (
     attrgetter("name"),
     attrgetter("folder.place.path"),
     attrgetter("size"),
-    lambda file: suffix(file.name),
 )
-"""What files are sorted by, the most important last. Paths are not made for it: they would all be in memory at once."""
+"""What files with one suffix are sorted by, the most important last. Paths are not made for it: they would all be in
+memory at once.
+"""
 
 
 class Reader:
@@ -150,15 +155,20 @@ def _give_away(store: StoreEach, batch: Batch[Unread]) -> Batch[Unread]:
 
 
 def _in_order(files: Iterable[Unread]) -> Iterator[tuple[Unread, int]]:
-    """The files with their sizes, sorted as by `similarity`. Each is let go of once it is read: there may be a hundred
-    thousand.
+    """The files with their sizes, sorted as by `similarity`. There may be a hundred thousand: only those of one suffix
+    are objects at a time.
     """
-    left = [*files]
-    for column in _COLUMNS:  # one after the other: numbers and text compare faster than tuples of them
-        left.sort(key=column, reverse=True)
-    while left:
-        file = left.pop()
-        yield file, file.size
+    folders = list[Listed]()
+    rows: dict[str, array[int]] = defaultdict(partial(array, "Q"))
+    for folder, number in files:
+        if not folders or folders[-1] is not folder:
+            folders.append(folder)
+        rows[suffix(folder.known.files[number])].append((len(folders) - 1) << _NUMBER_BITS | number)
+    for name in sorted(rows):
+        some = [Unread(folders[row >> _NUMBER_BITS], row & _NUMBER_MASK) for row in rows.pop(name)]
+        for column in _COLUMNS:  # one after the other: numbers and text compare faster than tuples of them
+            some.sort(key=column)
+        yield from ((file, file.size) for file in some)
 
 
 def _local_paths(files: Sequence[Unread]) -> list[str]:
