@@ -48,7 +48,7 @@ class OpenedFile:
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes (fewer at the end) from `offset`."""
         try:
-            return read_fully(self._fd, offset, min(length, max(self.size - offset, 0)))
+            return _read_there(self._fd, self._name, offset, min(length, max(self.size - offset, 0)))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -69,9 +69,22 @@ def read_part(path: str, offset: int, length: int | None) -> bytes:
     fd = _open_to_read(path)
     try:
         left = max(os.fstat(fd).st_size - offset, 0)
-        return read_fully(fd, offset, left if length is None else min(length, left))
+        return _read_there(fd, path, offset, left if length is None else min(length, left))
     finally:
         _close(fd, time.monotonic() - began)
+
+
+def _read_there(fd: int, name: str, offset: int, length: int) -> bytes:
+    """Return `length` bytes of an open file from `offset`, where it has as many.
+
+    Raises:
+        OSError: it cannot be read, or ended before that. What is published never gets shorter, so that is no damage. It
+            is what is said of a stale file: whoever looks up the name again may get all of it.
+    """
+    data = read_fully(fd, offset, length)
+    if len(data) < length:
+        raise OSError(errno.ESTALE, f"it ends in its middle, {length - len(data)} bytes early", name)
+    return data
 
 
 def _close(fd: int, took: float) -> None:

@@ -18,6 +18,7 @@ from kstore.backends import Child, LocalPaths, NewObject, PosixBackend, posix, r
 from kstore.backends.base import is_staged
 from kstore.calls import Status
 from tests.backends.conformance import BackendConformance
+from tests.faults.reading import cut_short
 
 HOUR_NS = 3600 * 10**9
 
@@ -269,6 +270,21 @@ def test_short_reads_and_writes_are_continued(backend: PosixBackend, monkeypatch
     backend.put("name", data)
     assert backend.get("name") == data
     assert backend.get("name", 10, 98) == data[10:108]
+
+
+def test_what_ends_before_its_size_is_looked_up_again_and_then_trouble(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("name", bytes(range(256)))
+    with monkeypatch.context() as patch:
+        cut_short(patch, "name")
+        assert (backend.get("name", 0, 128), backend.open("name").read(0, 128)) == (bytes(range(128)),) * 2
+        for read in (backend.get, lambda name: backend.open(name).read(0, 256)):
+            with pytest.raises(OSError, match="ends in its middle, 128 bytes early"):
+                read("name")
+    opened, pread, left = backend.open("name"), os.pread, [b""]
+    monkeypatch.setattr(os, "pread", lambda *where: left.pop() if left else pread(*where))
+    assert opened.read(0, 300) == bytes(range(256))
 
 
 @pytest.mark.parametrize("fraction_ns", [1, 999_999_999, 123_456_789])
