@@ -11,8 +11,9 @@ import pytest
 from kstore.blobs.loose import blob_name
 from kstore.blobs.packindex import pack_name
 from kstore.environment import Host
-from kstore.errors import StoreUnavailable
-from tests.faults.reading import cut_short
+from kstore.errors import IntegrityError, StoreUnavailable
+from tests.bundles.carrying import bring, bundle_of, other_store
+from tests.faults.reading import cut_short, trouble_with
 from tests.gc.stores import restored
 from tests.trees import Node
 
@@ -73,3 +74,36 @@ def test_a_repair_moves_nothing_of_which_a_server_gives_only_a_part(
     assert node.newest().generation == 2
     assert node.store.verify().ok
     assert wrappers(tmp_path) == {"one", "two"}
+
+
+GARBLED = IntegrityError("what came is garbled")
+_READS = 4
+"""How often a ref is read until it is passed over."""
+
+
+def test_a_generation_that_can_be_read_once_all_is_uploaded_is_merged_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = publish(tmp_path, "packed")
+    node.tree.wrapper("three")
+    trouble_with(monkeypatch, node.newest().name, GARBLED, times=_READS)
+    assert node.commit().generation == 3
+    assert wrappers(tmp_path) == {"one", "two", "three"}
+    assert node.newest().line == 1
+
+
+def with_three(folder: Path) -> Path:
+    """A bundle with one wrapper."""
+    source = other_store(folder / "elsewhere")
+    source.tree.wrapper("three")
+    source.commit()
+    return bundle_of(source, folder)
+
+
+def test_an_import_looks_once_more_at_a_generation_that_it_could_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, bundle = publish(tmp_path, "packed"), with_three(tmp_path)
+    trouble_with(monkeypatch, node.newest().name, GARBLED, times=_READS // 2)
+    assert bring(node, bundle).scopes[0].generation == 3
+    assert wrappers(tmp_path) == {"one", "two", "three"}

@@ -19,7 +19,7 @@ from kstore.blobs import Layout
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.operations.incoming import Incoming, News, merge_in
-from kstore.operations.theirs import Theirs
+from kstore.operations.theirs import Theirs, is_passed_over
 from kstore.progress import Progress
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import noted, standing
@@ -147,6 +147,8 @@ class _BringIn:
         self._upload(plan, news.contents, to_store)
         packs = packs_to_name(plan, uploader.stored, manifest, delta)
         ref = theirs.successor(self._scope, manifest, data, delta, packs)
+        if not is_passed_over(self._storage, self._scope, theirs):
+            return
         if self._storage.refs.publish(ref, reserved):
             self._published = news
         else:

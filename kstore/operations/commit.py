@@ -30,7 +30,7 @@ from kstore.operations.proposal import Proposal, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
-from kstore.operations.theirs import Newest, Theirs
+from kstore.operations.theirs import Newest, Theirs, is_passed_over
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
@@ -237,6 +237,8 @@ class _Commit:
         effort = Effort(max(0.0, round(time.time() - self._began, 3)), uploader.bytes, len(proposal.taken))
         packs = packs_to_name(plan, uploader.stored, manifest, delta)
         ref = theirs.successor(self._worker.scope, manifest, data, delta, packs, effort, self._worker.lease)
+        if not is_passed_over(self._storage, self._worker.scope, theirs):
+            return None
         if not self._storage.refs.publish(ref, reserved):
             self._lose_race(ref.generation)
             return None

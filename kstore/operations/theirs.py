@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from kstore.creator import creator
 from kstore.digest import Bytes, digest_of
-from kstore.errors import IntegrityError
+from kstore.errors import IntegrityError, MissError
 from kstore.published.layers import newest_ref, newest_whole, or_below
 from kstore.published.lost import lacks_pack
 from kstore.published.manifest import Manifest
-from kstore.published.ref import Delta, Effort, Ref
+from kstore.published.ref import Delta, Effort, Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.storage import Storage
@@ -35,6 +36,12 @@ class Theirs(NamedTuple):
         """The newest generation, if its successor goes on with its line: it is whole, and not in a store below."""
         ref = self.snapshot.ref if self.snapshot else None
         return ref if ref and not ref.depth and ref.generation == self.generation else None
+
+    @property
+    def stands_in(self) -> Snapshot | None:
+        """The snapshot, if that is an earlier generation in the place of a damaged one."""
+        here = self.snapshot and not self.snapshot.ref.depth
+        return self.snapshot if here and not self.followed else None
 
     @property
     def line(self) -> int:
@@ -119,3 +126,23 @@ class Newest:
             # NFS may go on listing a folder as it was, but a known name is looked up.
             return self._storage.refs.get(self._scope, self.taken)
         return ref
+
+
+def is_passed_over(storage: Storage, scope: Scope, theirs: Theirs) -> bool:
+    """Whether every generation after `theirs` still cannot be read. It may only have been trouble with the server: what
+    only that generation had would not be in the next one.
+    """
+    if theirs.followed or not theirs.generation:
+        return True
+    since = theirs.stands_in.ref.generation if theirs.stands_in else 0
+    after = [number for number in storage.refs.generations(scope) if number > since]
+    return not any(_has_news(storage, scope, number) for number in after)
+
+
+def _has_news(storage: Storage, scope: Scope, generation: int) -> bool:
+    """Whether a generation can be read, and says more than that all was lost, which hides nothing below."""
+    with suppress(IntegrityError, MissError):
+        snapshot = storage.snapshot(storage.refs.get(scope, generation))
+        _ = snapshot.checked
+        return snapshot.ref.state is not RefState.LOST
+    return False
