@@ -19,7 +19,7 @@ from kstore.blobs import Layout
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
 from kstore.operations.incoming import Incoming, News, merge_in
-from kstore.operations.theirs import Theirs, is_passed_over
+from kstore.operations.theirs import Theirs, is_kept, is_passed_over, kept_in_place
 from kstore.progress import Progress
 from kstore.published.layers import newest_whole
 from kstore.published.leaning import noted, standing
@@ -137,7 +137,10 @@ class _BringIn:
         uploader = self._uploader
         among = {digest for digest, _ in self._incoming.manifest.blobs()} | news.contents.keys()
         among |= theirs.snapshot.ref.stored.keys() if theirs.snapshot else set()
+        among |= kept_in_place(theirs)
         reliance = uploader.begin(theirs.snapshot, None, lambda: among, is_first=not theirs.generation)
+        if not is_kept(reliance, theirs):
+            return
         plan = self._plan(reliance, news, lost)
         offered = {entry.digest for _, entry in news.taken} | lost
         manifest = Manifest(news.files, news.hosts, self._meta(theirs))

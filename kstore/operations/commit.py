@@ -30,7 +30,7 @@ from kstore.operations.proposal import Proposal, meta_by
 from kstore.operations.reason import is_reason
 from kstore.operations.slips import warn_of_published
 from kstore.operations.sources import Sources
-from kstore.operations.theirs import Newest, Theirs, is_passed_over
+from kstore.operations.theirs import Newest, Theirs, is_kept, is_passed_over, kept_in_place
 from kstore.operations.unchanged import commit_report, confirm, remember_still, unchanged_since
 from kstore.published.leaning import noted, supports
 from kstore.published.lost import lost_of
@@ -221,6 +221,8 @@ class _Commit:
         reliance = uploader.begin(
             theirs.snapshot, self._base, partial(self._concerned, theirs, proposal), is_first=not theirs.generation
         )
+        if not is_kept(reliance, theirs):
+            return None
         sources = self._sources(proposal, lost)
         plan = plan_upload(reliance, sources.sizes, lost)
         manifest = Manifest(proposal.files, proposal.hosts, meta_by(self._worker, theirs, proposal))
@@ -264,7 +266,8 @@ class _Commit:
     def _concerned(self, theirs: Theirs, proposal: Proposal) -> set[bytes]:
         """Digests of what this commit may bring or rely on."""
         manifests = (digest for known in (theirs.snapshot, self._base) if known for digest in known.ref.stored)
-        return {digest for digest, _ in blobs_of(self._ours.files)}.union(proposal.contents, manifests)
+        ours = (digest for digest, _ in blobs_of(self._ours.files))
+        return kept_in_place(theirs).union(ours, proposal.contents, manifests)
 
     def _sources(self, proposal: Proposal, lost: set[bytes]) -> Sources:
         """What this commit brings, except what was written while the root was read."""

@@ -9,13 +9,16 @@ from typing import NamedTuple
 from kstore.creator import creator
 from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError, MissError
+from kstore.published.generations import republish
 from kstore.published.layers import newest_ref, newest_whole, or_below
+from kstore.published.leaning import kept_by
 from kstore.published.lost import lacks_pack
 from kstore.published.manifest import Manifest
 from kstore.published.ref import Delta, Effort, Ref, RefState
 from kstore.published.snapshot import Snapshot
 from kstore.scope import Scope
 from kstore.storage import Storage
+from kstore.upload.reliance import Reliance
 
 
 class Theirs(NamedTuple):
@@ -126,6 +129,32 @@ class Newest:
             # NFS may go on listing a folder as it was, but a known name is looked up.
             return self._storage.refs.get(self._scope, self.taken)
         return ref
+
+
+def kept_in_place(theirs: Theirs) -> set[bytes]:
+    """Digests of what an earlier generation has that stands in for a damaged one: some of it may be condemned."""
+    there = theirs.stands_in
+    return kept_by(there) | there.ref.stored.keys() if there else set()
+
+
+def is_kept(reliance: Reliance, theirs: Theirs) -> bool:
+    """Whether `theirs` keeps what it has until its successor is published, as the newest generation does.
+
+    If an earlier one stands in for that, a gc that can read the newest may be deleting what it has. Then it is
+    published once more, with copies of what is condemned, for the next attempt to build upon.
+
+    Raises:
+        IntegrityError, StoreUnavailable: as `republish`.
+    """
+    there, doomed = theirs.stands_in, reliance.doomed
+    if there is None or not doomed.is_complete:
+        return True
+    ref, refs = there.ref, reliance.storage.refs
+    is_spared = doomed.spared(ref.packs) == ref.packs and doomed.blobs.isdisjoint(kept_in_place(theirs))
+    if not is_spared and is_passed_over(reliance.storage, ref.scope, theirs):
+        with suppress(MissError):  # gc has just removed it
+            republish(reliance.storage, ref, upon=theirs.generation, after_loss=True)
+    return is_spared and refs.is_kept(ref)
 
 
 def is_passed_over(storage: Storage, scope: Scope, theirs: Theirs) -> bool:
