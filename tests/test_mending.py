@@ -16,6 +16,7 @@ from kstore.backends import PosixBackend, Stat
 from kstore.backends.reading import OpenedFile
 from kstore.blobs import BlobStore
 from kstore.blobs.loose import blob_name
+from kstore.blobs.packindex import pack_name
 from kstore.damaged import set_aside_blob
 from kstore.environment import Host
 from kstore.errors import IntegrityError
@@ -23,8 +24,9 @@ from kstore.gc import GcStatus
 from kstore.operations.copy import copy_keys
 from kstore.published.refs import Refs
 from kstore.report import CommitStatus, RestoreStatus
+from tests.faults.reading import trouble_with
 from tests.gc.stores import collect_fully, kernels, restored
-from tests.test_repair import OTHER, meanwhile, rot_frame
+from tests.test_repair import OTHER, meanwhile, rot, rot_frame
 from tests.trees import KEY, Node
 
 Damage = Callable[[Node, str], None]
@@ -527,3 +529,21 @@ def test_a_pack_that_is_gone_is_named_until_all_is_put_back(tmp_path: Path) -> N
     node.commit()
     assert lost not in node.newest().packs
     assert Node(tmp_path, "reader").restore().left_out == 0
+
+
+@pytest.mark.parametrize("trouble", ["damaged", "away"])
+def test_a_pack_of_the_key_that_a_root_grew_from_is_not_relied_on_if_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    node = Node(tmp_path, layout="packed")
+    node.tree.kernel("one")
+    node.commit()
+    (pack,) = node.newest().packs
+    with monkeypatch.context() as patch:
+        if trouble == "damaged":
+            rot(node.location / pack_name(pack), -1)
+        else:
+            trouble_with(patch, pack_name(pack))
+        Node(tmp_path, layout="packed").commit(OTHER)
+    assert pack not in node.newest(OTHER).packs
+    assert Node(tmp_path, "reader").restore(OTHER).left_out == 0

@@ -47,10 +47,13 @@ class Reliance:
         return self.doomed.spared(dict.fromkeys(pack for ref in self.siblings for pack in ref.packs))
 
     def includes(self, ref: Ref) -> bool:
-        """Whether all that the generation has is there, except the condemned blobs. A repair may have moved a pack."""
+        """Whether all that the generation has is there, except the condemned blobs. A repair may have moved a pack, and
+        nobody can restore from one that does not say what it holds.
+        """
         if ref.depth or not self.doomed.is_complete:
             return False
-        return present(self.storage, self.doomed, ref.packs) == ref.packs and self.storage.refs.is_kept(ref)
+        there, blobs = present(self.storage, self.doomed, ref.packs) == ref.packs, self.storage.blobs
+        return there and not blobs.contents(ref.packs)[1] and self.storage.refs.is_kept(ref)
 
 
 def present(storage: Storage, doomed: Doomed, packs: tuple[str, ...]) -> tuple[str, ...]:
