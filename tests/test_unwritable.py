@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kstore.condemned import fences, take_down_fence, write_lists
 from kstore.digest import digest_of
 from kstore.errors import CacheRootError, StoreUnavailable
 from kstore.gc import GcStatus
+from kstore.gc.room import Room, full
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.storage import reporting_trouble
 from kstore.store import Store
@@ -215,7 +217,7 @@ def test_a_full_store_of_which_nothing_may_go_says_what_to_do(
 ) -> None:
     use_up(volume)
     before = stored(crowded)
-    with pytest.raises(kstore.StoreUnavailable, match=r"a gc that runs 3600 s after that; .* add --offline"):
+    with pytest.raises(kstore.StoreUnavailable, match=r"a gc that runs 1 h after that; .* add --offline"):
         collect(crowded, keep=1)
     assert stored(crowded) == before
     assert collect(crowded, keep=1, offline=True).deleted.bytes > 500_000
@@ -229,8 +231,10 @@ def test_a_full_store_of_which_nothing_is_condemned_says_what_to_do(volume: Path
     pass_time(node)
     fill(volume)
     out_of_inodes(volume)
-    with pytest.raises(kstore.StoreUnavailable, match="make room for the notes, a megabyte or less"):
+    with pytest.raises(kstore.StoreUnavailable, match=r"it 1 h later: make room .*, and once more 1 h after that$"):
         collect(node, keep=1)
+    with pytest.raises(kstore.StoreUnavailable, match=r"delete: make room .*, and run gc$"):
+        collect(node, keep=1, offline=True)
 
 
 def test_a_read_only_store_restores_and_refuses_commits(volume: Path, tmp_path: Path) -> None:
@@ -422,3 +426,12 @@ def test_a_component_whose_folder_cannot_be_made_costs_itself(tmp_path: Path, la
         assert (report.placed, report.left_out) == (placed, 8)
         assert report.skipped == (("triton", f"{tmp_path}/file/triton cannot be written: Not a directory"),)
     assert contents(node.tree.root).keys() == {wrapper}
+
+
+def test_a_full_store_that_offline_cannot_empty_is_not_told_to_use_offline(crowded: Node) -> None:
+    room = Room()
+    room.lacking = "No space left on device"
+    report = collect(crowded, keep=1, dry_run=True)
+    assert report.waiting.files
+    report = replace(report, grace=0.0)
+    assert re.search(r"delete: make room .*, and run gc$", str(full(crowded.store.storage, room, report)))

@@ -17,6 +17,7 @@ from kstore.errors import StoreUnavailable
 from kstore.gc.report import GcReport
 from kstore.lease import Lease
 from kstore.storage import Storage
+from kstore.words import long_duration
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +74,19 @@ def store_time(storage: Storage, room: Room) -> int:
 
 def full(storage: Storage, room: Room, report: GcReport) -> StoreUnavailable:
     """The error for a store that has no room and in which nothing may be deleted yet. It says what to do."""
-    where, later = storage.location, f"{report.grace:.0f} s"
-    if report.waiting.files:
+    where, grace = storage.location, long_duration(round(report.grace))
+    if report.waiting.files and report.grace:
         what = (
-            f"what was condemned before is deleted by a gc that runs {later} after that; run it again then, make room, "
+            f"what was condemned before is deleted by a gc that runs {grace} after that; run it again then, make room, "
             "or add --offline if no worker uses the store now"
         )
     else:
+        later, again = f", and deletes it {grace} later", f", and once more {grace} after that"
+        if not report.grace:  # One gc notes and deletes.
+            later = again = ""
         what = (
-            f"gc first notes what it is to delete, and deletes it {later} later: make room for the notes, a megabyte "
-            f"or less ({where}/stats may be removed: `kstore stats` then starts over), run gc, and once more {later} "
-            "after that"
+            f"gc first notes what it is to delete{later}: make room for the notes, a megabyte or less ({where}/stats "
+            f"may be removed: `kstore stats` then starts over), and run gc{again}"
         )
     return StoreUnavailable(f"cannot collect garbage in the store at {where}: {room.lacking}; {what}")
 
