@@ -204,12 +204,12 @@ def _read(items: Items, same: set[tuple[Kind, str]], side: Side) -> list[Named]:
 
 def _with_codes(differences: list[Difference], left: Side, right: Side) -> list[Difference]:
     """Look into the code of the kernels that changed, if its bytes changed."""
-    pairs = {(found.left, found.right) for found in differences if _may_have_other_code(found)}
+    pairs = [(found.left, found.right) for found in differences if _may_have_other_code(found)]
     ours = read_codes([one for one, _ in pairs if one], left.fetch)
     theirs = read_codes([other for _, other in pairs if other], right.fetch)
     return [
         replace(found, other_code=ours[found.left] != theirs[found.right])
-        if (found.left, found.right) in pairs and found.left in ours and found.right in theirs
+        if found.left in ours and found.right in theirs
         else found
         for found in differences
     ]

@@ -62,13 +62,16 @@ def brief(comparison: Comparison) -> list[tuple[str, str]]:
 def test_equal_caches_do_not_differ(two: Two) -> None:
     for tree in (two.left, two.right):
         put_kernel(tree, "triton_add")
+        put_kernel(tree, "triton_mul")
+        put_choice(tree, "k")
         tree.wrapper()
     found = two.compare()
 
     assert not found.differ
     assert [(tally.component, tally.kind, tally.same) for tally in found.tallies] == [
-        ("inductor", Kind.GENERATED_CODE, 1),
-        ("triton", Kind.TRITON_KERNEL, 1),
+        ("inductor", Kind.GENERATED_CODE, 1),  # Kinds are in the order in which people look at them.
+        ("inductor", Kind.AUTOTUNE, 1),
+        ("triton", Kind.TRITON_KERNEL, 2),
     ]
     assert (found.only_left, found.only_right) == (Count(), Count())
 
@@ -81,18 +84,42 @@ def test_a_kernel_with_another_option_is_the_same_kernel_changed(two: Two) -> No
     assert (found.change, found.kind, found.name) == (Change.CHANGED, Kind.TRITON_KERNEL, "triton_poi_fused_add_3")
     assert found.left and found.right and (found.left.unit, found.right.unit) == (left, right)
     assert found.fields == (Field("num_warps", 4, 8), Field("shared", 1024, 2048))
-    assert "triton_poi_fused_add_3.ptx" in found.files
+    assert found.files == (
+        "__grp__triton_poi_fused_add_3.json",
+        *(f"triton_poi_fused_add_3.{suffix}" for suffix in ("cubin", "json", "ptx")),
+    )
     assert found.other_code is None
 
 
 def test_an_option_that_only_one_of_two_kernels_has_is_told(two: Two) -> None:
-    put_kernel(two.left, "triton_add")
-    put_kernel(two.right, "triton_add", maxnreg=64)
-    comparison = two.compare()
-    (found,) = comparison.differences
+    for name, left, right in (("added", {}, {"maxnreg": 64}), ("gone", {"maxnreg": 32}, {})):
+        put_kernel(two.left, name, **left)
+        put_kernel(two.right, name, **right)
+    found = two.compare()
 
-    assert found.fields == (Field("maxnreg", None, 64),)
-    assert [(tally.same, tally.different[Change.CHANGED]) for tally in comparison.tallies] == [(0, 1)]
+    assert [(each.name, each.fields) for each in found.differences] == [
+        ("added", (Field("maxnreg", None, 64),)),
+        ("gone", (Field("maxnreg", 32, None),)),
+    ]
+    assert [(tally.same, tally.different[Change.CHANGED]) for tally in found.tallies] == [(0, 2)]
+
+
+def test_what_only_one_side_has_is_told_with_its_main_options_and_a_choice_with_all_of_them(two: Two) -> None:
+    put_kernel(two.left, "gone", num_warps=8, maxnreg=64)
+    put_choice(two.right, "new", num_warps=2, XBLOCK=64)
+    gone, new = two.compare().differences
+
+    assert gone.fields == (Field("num_warps", 8, None), Field("num_stages", 2, None), Field("num_ctas", 1, None))
+    assert set(new.fields) == {Field("num_warps", None, 2), Field("num_stages", None, 1), Field("XBLOCK", None, 64)}
+
+
+def test_kernels_of_a_kind_that_differ_alike_are_in_the_order_of_their_names_and_then_of_their_paths(two: Two) -> None:
+    names = [name for name in "abcdef" for _ in range(3)]
+    folders = [put_kernel(two.left, name, num_warps=warps) for name, warps in zip(names, (1, 2, 4) * 6, strict=True)]
+    two.right.wrapper()
+    found = [(each.name, each.left.unit) for each in two.compare().differences if each.left]
+
+    assert found == sorted(zip(names, folders, strict=True))
 
 
 def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_file(two: Two) -> None:
@@ -103,6 +130,27 @@ def test_a_kernel_whose_code_changed_is_told_from_one_that_only_moved_in_its_fil
     found = {difference.name: difference.other_code for difference in two.compare().differences}
 
     assert found == {"changed": True, "moved": False}
+
+
+def kernel_at(folder: str, *forms: str) -> Side:
+    """A generation with these files of one kernel, each of which holds its own digest."""
+    files = (Artifact(f"triton/{folder}/k.{form}", "", entry(folder + form, Flag.GROUP, 2)) for form in forms)
+    return replace(side_of(*files), fetch=lambda sizes: ((digest, digest) for digest in sizes))
+
+
+def test_where_one_of_two_kernels_has_no_source_its_code_is_not_known_to_be_another() -> None:
+    whole, bare = kernel_at("one", "source", "ptx"), kernel_at("other", "ptx")
+    for sides in ((whole, bare), (bare, whole)):
+        (found,) = compare_sides(*sides).differences
+        assert (found.change, found.other_code) == (Change.CHANGED, None)
+
+
+def test_the_code_of_a_kernel_that_was_only_rebuilt_is_not_looked_into() -> None:
+    one = kernel_at("k", "source")
+    other = replace(one, artifacts=tuple(each._replace(entry=entry("new", Flag.GROUP, 2)) for each in one.artifacts))
+    (found,) = compare_sides(one, other).differences
+
+    assert (found.change, found.files, found.other_code) == (Change.REBUILT, ("k.source",), None)
 
 
 def test_a_file_of_one_side_has_a_counterpart_in_the_item_that_its_own_is_compared_with(two: Two) -> None:
@@ -170,6 +218,7 @@ def test_a_file_that_no_key_names_has_changed(two: Two) -> None:
     found = two.compare()
 
     assert (brief(found), found.unread) == ([("changed", "tunableop/tunableop_results0.csv")], 0)
+    assert found.differences[0].files == ()  # There are no others that it might be told from.
 
 
 @pytest.mark.parametrize("path", ["triton/k/cuda_utils.so", "inductor/ab/cone.main.so"])
@@ -311,6 +360,15 @@ def test_a_choice_is_named_by_the_kernel_that_it_chose(two: Two) -> None:
     assert [found.name for found in choice] == ["triton_red_fused_sum_1"]
 
 
+def test_a_choice_of_another_kernel_is_named_by_the_one_that_is_chosen_now(two: Two) -> None:
+    for tree, name in ((two.left, "triton_old"), (two.right, "triton_new")):
+        folder = put_kernel(tree, name)
+        put_choice(tree, "k", triton_cache_hash=folder.partition("/")[2])
+    choice = [found.name for found in two.compare().differences if found.kind is Kind.AUTOTUNE]
+
+    assert choice == ["triton_new"]
+
+
 @pytest.mark.parametrize("metadata", [b"{", b"[1]", b'{"a": "' + b"x" * (1 << 20) + b'"}', b"\xff" * 100])
 def test_a_kernel_with_broken_metadata_is_told_by_its_name(two: Two, metadata: bytes) -> None:
     put_kernel(two.left, "triton_add", metadata=metadata)
@@ -358,16 +416,18 @@ def test_code_that_is_too_large_is_not_looked_into(two: Two, monkeypatch: pytest
     assert told_of_other_code(two) == [("triton_add", None)]
 
 
+@pytest.mark.parametrize("side", [0, 1], ids=["left", "right"])
 def test_what_a_store_cannot_give_just_now_costs_only_what_it_would_have_told(
-    two: Two, caplog: pytest.LogCaptureFixture
+    two: Two, side: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(sizes: Sizes) -> Iterator[tuple[bytes, bytes]]:
         raise StoreUnavailable("the store is down")
         yield
 
     assert told_of_other_code(two) == [("triton_add", True)]
-    left, right = find_sides(two.nodes[0].store, "m/v1", "m/v2")
-    found = compare_sides(left, replace(right, fetch=fail))
+    sides = [*find_sides(two.nodes[0].store, "m/v1", "m/v2")]
+    sides[side] = replace(sides[side], fetch=fail)
+    found = compare_sides(*sides)
 
     assert [(each.change, each.name, each.other_code) for each in found.differences] == [
         (Change.CHANGED, "triton_add", None)
@@ -415,6 +475,15 @@ def test_objects_of_another_host_are_the_same_kernel_changed(two: Two, monkeypat
     ]
     assert Field("host cpu", "a" * 16, "b" * 16) in found.facts
     assert Field("hosts", "a" * 16, "b" * 16) in found.facts
+
+
+def test_the_hosts_of_an_object_are_told_in_the_order_of_their_fingerprints() -> None:
+    path, hosts = "inductor/ab/cone.main.so", "abcdefgh"
+    one, other = (side_of(*(Artifact(path, host, entry(host)) for host in some)) for some in ("i", hosts))
+    (found,), (back,) = compare_sides(one, other).differences, compare_sides(other, one).differences
+
+    assert found.fields == (Field("host", "i", " ".join(hosts)),)
+    assert back.fields == (Field("host", " ".join(hosts), "i"),)
 
 
 def test_a_key_is_compared_with_the_cache_root_here(tmp_path: Path, layout: str, host: Host) -> None:

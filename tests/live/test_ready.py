@@ -103,6 +103,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_commits_once_when_the_server_first_answers_200(server: Server) -> None:
+    begun = time.monotonic()
     job = Job(server.url)
     until(lambda: server.asked > 3)
     assert job.commits == 0
@@ -111,6 +112,7 @@ def test_it_commits_once_when_the_server_first_answers_200(server: Server) -> No
     asked = server.asked
     assert job.commits == 1
     assert job.told == [(REPORT, job.ready.seconds)]
+    assert job.ready.seconds and 0 < job.ready.seconds <= time.monotonic() - begun
     assert job.ready.report is REPORT
     assert server.asked == asked
 
@@ -193,6 +195,37 @@ def test_each_pause_between_two_attempts_is_twice_as_long_up_to_a_minute(monkeyp
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+def test_it_pauses_before_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, did = [True, False, False], list[str]()
+
+    def answer(*asked: object) -> bool:
+        did.append("ask")
+        return answers.pop()
+
+    monkeypatch.setattr(ready, "is_ready", answer)
+    made = ReadyCommit("http://127.0.0.1:9/health", lambda: REPORT, lambda *what: None, lambda text: None)
+    monkeypatch.setattr(made._over, "wait", lambda pause: did.append("pause"))
+    made._run()
+    assert did == ["pause", "ask"] * 3
+
+
+def test_whoever_ends_the_job_waits_until_what_is_being_said_is_said(server: Server) -> None:
+    """So that two lines do not mix, and nothing is said to what is closed."""
+    stopped = list[bool]()
+
+    def tell(*what: object) -> None:
+        stopping = threading.Thread(target=made.stop)
+        stopping.start()
+        stopping.join(0.1)
+        stopped.append(not stopping.is_alive())
+
+    made = ReadyCommit(server.url, lambda: REPORT, tell, lambda text: None)
+    server.status = 200
+    made.start()
+    until(lambda: not made._thread.is_alive())
+    assert stopped == [False]
+
+
 def test_nobody_waits_for_its_thread_and_no_signal_is_handled_there(server: Server) -> None:
     job = Job(server.url)
     status = Path(f"/proc/self/task/{job.ready._thread.native_id}/status").read_text()
@@ -202,8 +235,9 @@ def test_nobody_waits_for_its_thread_and_no_signal_is_handled_there(server: Serv
     job.ready.stop()
 
 
-def test_after_the_job_nothing_is_said(server: Server) -> None:
-    job = Job(server.url)
+@pytest.mark.parametrize("troubles", [[], [OSError("the store is away")]], ids=["committed", "failed"])
+def test_after_the_job_nothing_is_said(server: Server, troubles: list[Exception]) -> None:
+    job = Job(server.url, *troubles)
     job.holds = threading.Event()
     server.status = 200
     until(lambda: job.commits)
@@ -264,6 +298,21 @@ def test_it_reports_what_keeps_it_from_asking(error: Exception, monkeypatch: pyt
     assert job.warned == [f"https://127.0.0.1:9/health cannot be asked: {error}"]
 
 
+def test_after_the_job_it_is_not_said_what_kept_it_from_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def refuse_late(url: str) -> None:
+        ended.wait(PATIENCE)
+        raise OSError("no certificates")
+
+    monkeypatch.setattr(ready, "opener_of", refuse_late)
+    job = Job("https://127.0.0.1:9/health")
+    job.ready.stop()
+    ended.set()
+    until(lambda: job.is_over)
+    assert job.warned == []
+
+
 def test_a_thread_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -277,4 +326,5 @@ def test_a_thread_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyP
 def test_https_is_asked_with_certificates_verified() -> None:
     (handler,) = ready.opener_of("https://host/").handle_open["https"]
     assert handler._context.verify_mode == ssl.CERT_REQUIRED  # type: ignore[attr-defined]
-    assert ready.opener_of("http://host/").handle_open.keys() == {"http"}
+    for url in ("http://host/", "HTTP://host/"):
+        assert ready.opener_of(url).handle_open.keys() == {"http"}
