@@ -98,7 +98,7 @@ def still_stands(worker: Worker, request: Request, ref: Ref, answer: Mapping[str
             worker.host.ask()
         report = _report(worker, request, ref, answer)
         # The compiler may have been replaced since, and only asking it would tell.
-        if report and _has_all(worker, ref) and answer["host"] in ("", worker.host.fingerprint):
+        if report and _has_all(worker, ref) and (not answer["host"] or answer["host"] == worker.host.fingerprint):
             return report
     return None
 

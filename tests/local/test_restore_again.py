@@ -191,6 +191,20 @@ def test_on_another_host_the_root_is_scanned(
     assert len(scans) == 1
 
 
+def test_where_nothing_is_bound_to_a_host_no_compiler_is_asked_and_nothing_is_scanned(
+    builder: Node, tmp_path: Path, layout: str, scans: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (builder.tree.root / "inductor/so/c.so").unlink()
+    builder.store.forget(KEY)
+    builder.commit("portable")
+    node, asked = Node(tmp_path, layout=layout), list[object]()
+    node.restore("portable")
+    monkeypatch.setattr("kstore.environment.ownhost.detect_host", asked.append)
+    scans.clear()
+    assert node.restore("portable").status is RestoreStatus.CURRENT
+    assert (scans, asked) == ([], [])
+
+
 def test_twice_a_day_all_is_looked_at(node: Node, scans: list[Worker]) -> None:
     os.utime(node.tree.root / ".kstore/sync.json", (1, 1))
     assert node.restore().status is RestoreStatus.CURRENT
