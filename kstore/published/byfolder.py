@@ -142,7 +142,7 @@ class ByFolder(MutableMapping[str, Value]):
             names = tuple(numbers)
             self._folders[key] = _Folder(self._once.setdefault(names, names), bytes(records))
         else:
-            self._folders.pop(key, None)
+            del self._folders[key]
 
     @property
     def folders(self) -> set[str]:

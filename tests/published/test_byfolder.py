@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 import pytest
 from hypothesis import given
@@ -76,7 +76,7 @@ def test_paths_can_be_left_out(items: list[tuple[str, int]], paths: set[str]) ->
     found = by_folder(items)
     odd = {path: number for path, number in dict(items).items() if number % 256 % 2}
     agree(found.where(0, bytes(byte % 2 for byte in range(256))), odd)
-    gone = {"a", "b"}
+    gone = {"a", "b", ""}
     agree(found.without_folders(gone), {p: n for p, n in dict(items).items() if p.rpartition("/")[0] not in gone})
     agree(found.without(paths), {path: number for path, number in dict(items).items() if path not in paths})
     agree(found, dict(items))
@@ -89,8 +89,26 @@ def test_the_order_makes_no_difference(items: list[tuple[str, int]], random: obj
     assert by_folder(items) == by_folder(shuffled)
     if shuffled:
         path, number = shuffled.pop()
-        assert by_folder(items) != by_folder(shuffled)
+        assert by_folder(items) != by_folder(shuffled) != by_folder(items)
+        assert by_folder(items) != by_folder([*shuffled, (f"other/{path}", number)])
         assert by_folder(items) != by_folder([*shuffled, (path, number ^ 1)])
+
+
+@given(ITEMS, ITEMS)
+def test_what_another_lacks_or_has_otherwise_is_told_in_order(
+    first: list[tuple[str, int]], then: list[tuple[str, int]]
+) -> None:
+    def mark(number: int) -> int | None:
+        return number % 3 or None
+
+    found, numbers = by_folder(first), dict(first)
+    changed = found.copy()
+    changed.put(then)
+    for other in (by_folder(then), changed, found):
+        lacking = [path for path in found if path not in other]
+        unlike = [path for path in found if path in lacking or mark(other[path]) != mark(numbers[path])]
+        assert [*found.missing_from(other)] == lacking
+        assert [*found.unlike(other, mark)] == unlike
 
 
 def test_records_can_be_put_as_they_are() -> None:
@@ -100,6 +118,8 @@ def test_records_can_be_put_as_they_are() -> None:
     agree(found, {"a/x": 1, "a/y": 2, "b/x": 3, "c/x": 4, "c/y": 5})
     signed = Form(NUMBER.size, pack, lambda records: (-number for number in unpack(records)))
     assert dict(found.seen_as(signed)) == {path: -number for path, number in found.items()}
+    assert found.seen_as(signed) != found
+    assert found.seen_as(Form(NUMBER.size, pack, lambda records: unpack(records))) == found  # The values are the same.
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
@@ -115,6 +135,26 @@ def test_a_large_folder_that_is_put_at_once_can_be_changed_and_what_it_was_put_f
     assert given == b"".join(pack(numbers.values()))
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda found: found.copy(),
+        lambda found: found.seen_as(NUMBERS),
+        lambda found: found.without_folders({"b"}),
+        lambda found: found.where(0, b"\1" * 256),
+    ],
+    ids=["copy", "seen as", "without folders", "where"],
+)
+def test_a_copy_of_a_large_folder_is_apart(copied: Callable[[ByFolder[int]], ByFolder[int]]) -> None:
+    numbers = {f"a/{number}": number for number in range(60)}
+    found = by_folder(numbers.items())
+    copy = copied(found)
+    found["a/0"] = 70
+    copy["a/1"] = copy["a/new"] = 80
+    agree(found, {**numbers, "a/0": 70})
+    agree(copy, {**numbers, "a/1": 80, "a/new": 80})
+
+
 def test_a_folder_with_nothing_in_it_is_none() -> None:
     found = by_folder([])
     found.put_folder("a", (), b"")
@@ -128,6 +168,7 @@ def test_a_path_that_is_not_there_raises_a_key_error() -> None:
             found[path]
         with pytest.raises(KeyError):
             del found[path]
+    assert None not in found
 
 
 def test_a_folder_is_gone_through_once_whatever_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
