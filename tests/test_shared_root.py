@@ -122,17 +122,42 @@ def test_another_request_is_looked_through(
 
 
 @pytest.mark.parametrize(
-    ("below", "holder"), [([], "data"), (["nothing", "store"], "store")], ids=["none below", "another order"]
+    ("stores", "holder"),
+    [(["data"], "data"), (["data", "nothing", "store"], "store"), (["newer", "store"], "newer")],
+    ids=["none below", "another order", "another above"],
 )
 def test_what_a_worker_with_other_stores_has_restored_is_no_answer(
-    published: Node, restore_after: Callable[..., RestoreReport], below: list[str], holder: str
+    published: Node, restore_after: Callable[..., RestoreReport], stores: list[str], holder: str
 ) -> None:
-    def reads(*stores: str) -> Node:
+    def reads(*stores: str, root: str = "shared") -> Node:
         folder = published.location.parent
-        return images.Worker(folder, "shared", *(folder / name for name in stores), layout="loose")
+        return images.Worker(folder, root, *(folder / name for name in stores), layout="loose")
 
-    report = restore_after(reads("data", *below), reads("data", "store").restore)
-    assert (report.ok, Path(report.store).name) == ("store" in below, holder)
+    newer = reads("newer", "store", root="builder")
+    newer.tree.kernel("newer")
+    newer.commit()
+    report = restore_after(reads(*stores), reads("data", "store").restore)
+    assert (report.ok, Path(report.store).name) == (len(stores) > 1, holder)
+
+
+def test_what_was_restored_from_another_seed_is_no_answer(
+    published: Node, restore_after: Callable[..., RestoreReport]
+) -> None:
+    report = restore_after(worker(published), lambda: worker(published).restore("new", seed=KEY), key="new")
+    assert report.status is RestoreStatus.MISS
+
+
+def test_what_was_built_for_other_hosts_is_not_counted(
+    published: Node, restore_after: Callable[..., RestoreReport], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.tree.put("inductor/ab/cabc.so", shared_object())
+    with monkeypatch.context() as patch:
+        patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
+        published.commit()
+    made = list[RestoreReport]()
+    report = restore_after(worker(published), lambda: made.append(worker(published).restore()))
+    assert (report.files, report.bytes) == (made[0].files, made[0].bytes)
+    assert report.files == published.newest().files - 1
 
 
 def test_what_was_restored_before_is_looked_through(published: Node, scans: list[str]) -> None:
@@ -206,27 +231,31 @@ def test_anything_else_is_looked_through(
     assert len(scans) == 1
 
 
+@pytest.mark.parametrize(("here", "there"), [("an image", "another image"), ("", "")], ids=["told", "not told"])
 def test_what_another_image_on_this_node_has_restored_is_looked_through(
     published: Node,
     restore_after: Callable[..., RestoreReport],
     scans: list[str],
     host: Host,
     monkeypatch: pytest.MonkeyPatch,
+    here: str,
+    there: str,
 ) -> None:
     """It has no code that was built for this host."""
+    monkeypatch.setattr("kstore.operations.answer.surroundings", lambda _: here)
     bound = published.tree.put("inductor/ab/cabc.so", shared_object())
     published.commit()
 
     def restore_on_another_host() -> None:
         with monkeypatch.context() as patch:
             patch.setattr("kstore.environment.ownhost.detect_host", lambda _: Host("b" * 16, {"cpu": "other"}))
-            patch.setattr("kstore.operations.answer.surroundings", lambda _: "another image")
+            patch.setattr("kstore.operations.answer.surroundings", lambda _: there)
             assert worker(published).restore().ok
 
-    here = worker(published)
-    assert restore_after(here, restore_on_another_host).placed == 1
+    shared = worker(published)
+    assert restore_after(shared, restore_on_another_host).placed == 1
     assert len(scans) == 1
-    assert bound in contents(here.tree.root)
+    assert bound in contents(shared.tree.root)
 
 
 def test_what_a_like_host_in_another_container_has_restored_is_relied_on(
@@ -384,6 +413,27 @@ def test_a_worker_that_asked_for_a_generation_looks_for_itself(
     published: Node, come_late: Callable[..., AnotherRestore]
 ) -> None:
     assert not come_late(generation=1).has_restored()
+
+
+@pytest.mark.parametrize("choice", [{"generation": 1}, {"key": "new", "seed": KEY}], ids=["generation", "seed"])
+def test_who_came_before_a_restore_relies_on_it_although_there_is_no_second_look(
+    published: Node, choice: dict[str, Any]
+) -> None:
+    key, request = choice.get("key", KEY), Request(choice.get("generation"), choice.get("seed"))
+    early = AnotherRestore(worker(published).store.worker(key, before_import=False), request)
+    early.ask()
+    worker(published).restore(**choice)
+    assert early.has_restored()
+
+
+def test_who_came_before_a_restore_that_had_nothing_to_place_relies_on_it(published: Node, tmp_path: Path) -> None:
+    """Nothing that it placed could show a change at a second look."""
+    published.tree.root.rename(tmp_path / "shared")
+    shutil.rmtree(tmp_path / "shared/.kstore")
+    early = AnotherRestore(worker(published).store.worker(KEY, before_import=False), Request())
+    early.ask()
+    assert worker(published).restore().status is RestoreStatus.CURRENT
+    assert early.has_restored()
 
 
 def test_all_who_start_together_have_everything(published: Node) -> None:

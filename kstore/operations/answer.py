@@ -45,9 +45,8 @@ class AnotherRestore:
 
     def has_restored(self) -> bool:
         """Whether there was such a restore, for the same request, and nobody has committed since."""
-        if self.report is None:
-            with suppress(*UNREADABLE):  # what another version has noted is no answer
-                self.report = self._read()
+        with suppress(*UNREADABLE):  # what another version has noted is no answer
+            self.report = self._read()
         return self.report is not None
 
     def _read(self) -> RestoreReport | None:
