@@ -168,7 +168,7 @@ def test_a_path_that_is_not_there_raises_a_key_error() -> None:
             found[path]
         with pytest.raises(KeyError):
             del found[path]
-    assert None not in found
+    assert None not in found and found.get("a/y", 7) == 7
 
 
 def test_a_folder_is_gone_through_once_whatever_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
