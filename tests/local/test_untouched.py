@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from kstore import folders
-from kstore.calls import Listing, list_each
+from kstore.calls import Listing, Status, list_each
 from kstore.environment import Host
-from kstore.local.untouched import mark_folders
+from kstore.local import untouched
+from kstore.local.index import Known, KnownFolder
+from kstore.local.untouched import UNMARKED, Mark, Untouched, mark_folders
+from kstore.published.manifest import Files, Flag
 from kstore.report import CommitStatus, RestoreStatus
 from kstore.threads import Pool
-from tests.trees import Node, Tree, contents, shared_object
+from tests.trees import Node, Tree, contents, entry, shared_object
 
 Change = Callable[[Tree, str], object]
 TICK = 0.15
@@ -322,3 +325,59 @@ def test_a_filesystem_that_refuses_the_time_is_read(
     assert node.restore().left_out == 0
     assert node.commit().status is CommitStatus.UNCHANGED
     assert listed
+
+
+@pytest.mark.parametrize("part", [1, 10**9 - 1])
+def test_the_time_of_placed_folders_is_at_random_in_a_second_that_is_over_and_never_a_whole_one(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens from now on has another time, also where a filesystem keeps whole seconds."""
+    monkeypatch.setattr("kstore.local.untouched.secrets.randbelow", lambda below: {1: 0, below: below - 1}[part])
+    before = time.time_ns()
+    with Pool(1) as pool:
+        marked = mark_folders([str(tmp_path)], str, pool)
+    assert before - 3 * 10**9 < marked < time.time_ns() - 10**9
+    assert marked % 10**9 == part
+    assert tmp_path.stat().st_mtime_ns == marked
+
+
+def test_every_folder_has_that_time_and_is_where_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untouched, "_AT_ONCE", 2)
+    names = [f"{number}" for number in range(5)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    with Pool(1) as pool:
+        marked = mark_folders(names, lambda name: f"{tmp_path}/{name}", pool)
+    assert {(tmp_path / name).stat().st_mtime_ns for name in names} == {marked}
+
+
+def test_what_keeps_folders_from_their_time_is_raised() -> None:
+    def lost(folder: str) -> str:
+        raise KeyError(folder)
+
+    with Pool(1) as pool, pytest.raises(KeyError):
+        mark_folders(["folder"], lost, pool)
+
+
+def test_a_folder_stands_until_the_moment_when_all_was_in_place_and_none_does_without_a_mark() -> None:
+    mark = Mark(5, 7)
+    assert mark.stands(5, 7) and not mark.stands(5, 8) and not mark.stands(6, 7)
+    assert not UNMARKED.stands(0, 0)
+
+
+def test_what_is_in_a_folder_that_stands_is_known_by_its_files_and_by_those_further_below() -> None:
+    linked, below = entry("linked", Flag.LINK), entry("of a store below", Flag.LINK | Flag.BELOW)
+    files: Files = {
+        "top": linked, "a/one": linked, "a/b/c/two": below, "a/d/three": linked, "changing/x.cu": entry("in place"),
+    }  # fmt: skip
+    placed = Untouched(Mark(5, 7), lambda: files)
+    stands, touched = (Status(0, 0, 0, mtime_ns, 6, 1) for mtime_ns in (5, 6))
+
+    found = placed.folder("a", stands)
+    assert found and (found.mtime_ns, found.ctime_ns, {*found.folders}, found.files) == (5, 6, {"b", "d"}, ("one",))
+    assert placed.folder("a/b", stands) == KnownFolder(5, 6, ("c",), ())
+    assert placed.folder("a/b/c", stands) == KnownFolder(5, 6, (), ("two",))
+    for path, status in (("a", touched), ("a", stands._replace(error=errno.EIO)), ("changing", stands), ("x", stands)):
+        assert placed.folder(path, status) is None
+    assert placed.files("a") == {"one": Known(linked, linked.size, 0)}
+    assert placed.files("a/b/c") == {"two": Known(below._replace(flags=int(Flag.LINK)), below.size, 0)}
