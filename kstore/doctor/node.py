@@ -75,7 +75,7 @@ def _holds_any(root: CacheRoot) -> bool:
 def path_of(store: Store, key: str) -> str:
     """The cache root that a job would use."""
     if store.settings.cache_root:
-        return os.path.abspath(store.settings.cache_root)
+        return store.settings.cache_root
     folder = numbered_folder(store.environment.tag)
     return expected_root(folder, Owner(store.location, store.gpu, key, os.geteuid())) if key else str(folder)
 
@@ -91,8 +91,8 @@ def _worker_at(store: Store, key: str, path: str, stack: ExitStack) -> Worker:
         path = stack.enter_context(TemporaryDirectory(prefix=".kstore-doctor-", dir=nearest_existing(path)))
     gpu, tag, settings = store.gpu, store.environment.tag, store.settings
     other = Store(
-        store.location, cache_root=path, gpu=gpu, environment=tag, layout=settings.layout,
-        components=settings.components, environ=store.environ,
+        store.location, cache_root=path, gpu=gpu, environment=tag, components=settings.components,
+        environ=store.environ,
     )  # fmt: skip
     return other.worker(key or _ANY_KEY, before_import=True)
 

@@ -913,10 +913,19 @@ def test_another_cache_root_costs_something(published: Node) -> None:
     assert f"KSTORE_CACHE_ROOT={published.tree.root}" in found.advice
 
 
+def test_a_root_that_no_job_has_made_yet_is_where_the_builder_had_it(published: Node) -> None:
+    shutil.rmtree(published.tree.root)
+
+    assert checks(published.store)["cache root"][1:3] == (Verdict.OK, str(published.tree.root))
+
+
 @pytest.mark.parametrize(
     ("torch", "cost"),
-    [("2.7.1+cu126", "programs with C++ kernels fail"), ("2.8.0", "graphs and kernels hit"), ("none", "graphs and")],
-)
+    [
+        ("2.7.1+cu126", "programs with C++ kernels fail"), ("2.8.0", "graphs and kernels hit"), ("2.13.0", "graphs and"),
+        ("3.0", "graphs and"), ("none", "graphs and"),
+    ],
+)  # fmt: skip
 def test_what_another_cache_root_costs_depends_on_torch(
     published: Node, monkeypatch: pytest.MonkeyPatch, torch: str, cost: str
 ) -> None:
@@ -1450,15 +1459,45 @@ def test_a_root_whose_folders_do_not_show_news_is_bad(published: Node, monkeypat
     mkdir = os.mkdir
 
     def keep_time(path: str, mode: int = 0o777) -> None:
+        folder = os.path.dirname(path)
+        before = os.stat(folder)
         mkdir(path, mode)
         if path.endswith("/name"):
-            os.utime(os.path.dirname(path), (1_000_000_000, 1_000_000_000))
+            os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     monkeypatch.setattr(os, "mkdir", keep_time)
     found = worst(published.store)["folder times"]
     assert found.verdict is Verdict.BAD
     assert "KSTORE_CACHE_ROOT" in found.advice
     assert not list(published.tree.root.glob(".kstore-doctor-*"))
+
+
+def test_where_no_folder_can_be_made_it_is_not_known_whether_it_would_show_news(
+    published: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def refuse(path: str, mode: int = 0o777) -> None:
+        if ".kstore-doctor-" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    assert "folder times" not in checks(published.store)
+
+
+def test_a_root_in_which_nothing_more_can_be_written_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota, for instance, is told by nothing else."""
+    write = os.write
+
+    def refuse(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{published.tree.root}/"):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+    found = worst(published.store)["cache root"]
+    assert (found.verdict, os.strerror(errno.EDQUOT) in found.found) == (Verdict.BAD, True)
 
 
 @pytest.mark.parametrize("limits", [(0, 0), (11430, -1)], ids=["btrfs", "cephfs"])

@@ -31,6 +31,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     status: int | None = 503
     asked = 0
+    asked_by: str | None = None
 
     @property
     def url(self) -> str:
@@ -42,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked += 1
+        self.server.asked_by = self.headers["User-Agent"]
         if self.server.status is None:
             threading.Event().wait(PATIENCE)
         self.send_response(self.server.status or 500)
@@ -114,7 +116,7 @@ def test_it_commits_once_when_the_server_first_answers_200(server: Server) -> No
     assert job.told == [(REPORT, job.ready.seconds)]
     assert job.ready.seconds and 0 < job.ready.seconds <= time.monotonic() - begun
     assert job.ready.report is REPORT
-    assert server.asked == asked
+    assert (server.asked, server.asked_by) == (asked, "kstore")
 
 
 def test_a_port_that_is_still_closed_is_asked_again() -> None:
