@@ -164,7 +164,12 @@ HOSTILE = {
 ENDLESS = {"variables": {"OMP_NUM_THREADS": "9" * 9999, "TORCHINDUCTOR_" + "X" * 9999: "1"}, "processors": 8}
 
 
-@pytest.mark.parametrize("meta", [HOSTILE, dict.fromkeys(HOSTILE, 5), dict.fromkeys(HOSTILE, "x" * 9999), {}, ENDLESS])
+ELSEWHERE = {"cache_root": "/x", "folders": {"triton": 5, "inductor": ["\x1b[31m" * 9999]}}
+
+
+@pytest.mark.parametrize(
+    "meta", [HOSTILE, dict.fromkeys(HOSTILE, 5), dict.fromkeys(HOSTILE, "x" * 9999), {}, ENDLESS, ELSEWHERE]
+)
 def test_whatever_a_manifest_says_it_is_told_in_few_words(
     published: Node, monkeypatch: pytest.MonkeyPatch, meta: dict[str, object]
 ) -> None:
@@ -517,6 +522,20 @@ def test_a_link_that_cannot_be_tried_is_no_reason_to_copy(
     reading = checks(Node(large.location.parent, "fresh", mode="read").store)
     assert reading["link mode"].verdict is Verdict.OK
     assert reading["space"].verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"),
+    [(LinkMode.HARDLINK, "hardlink"), (LinkMode.COPY, "copy, out of packs: it is another filesystem")],
+)
+def test_why_files_are_copied_is_told(
+    published: Node, monkeypatch: pytest.MonkeyPatch, mode: LinkMode, found: str
+) -> None:
+    linker = Linker(mode)
+    linker.why = "it is another filesystem"
+    monkeypatch.setattr("kstore.doctor.node.probe_link", lambda worker: linker)
+
+    assert checks(published.store)["link mode"][1:3] == (Verdict.OK, found)
 
 
 def test_a_worker_that_only_reads_is_not_told_to_write(published: Node) -> None:
@@ -922,8 +941,8 @@ def test_a_root_that_no_job_has_made_yet_is_where_the_builder_had_it(published: 
 @pytest.mark.parametrize(
     ("torch", "cost"),
     [
-        ("2.7.1+cu126", "programs with C++ kernels fail"), ("2.8.0", "graphs and kernels hit"), ("2.13.0", "graphs and"),
-        ("3.0", "graphs and"), ("none", "graphs and"),
+        ("2.7.1+cu126", "programs with C++ kernels fail"), ("2.8.0", "graphs and kernels hit"),
+        ("2.13.0", "graphs and"), ("3.0", "graphs and"), ("none", "graphs and"),
     ],
 )  # fmt: skip
 def test_what_another_cache_root_costs_depends_on_torch(
@@ -947,6 +966,17 @@ def test_a_folder_that_a_variable_named_counts_where_it_is(tmp_path: Path) -> No
     found = worst(Node(tmp_path, "builder").store)["cache root"]
     assert found.found == f"{tmp_path}/builder/inductor, and what is published was built in {tmp_path}/chosen"
     assert f"TORCHINDUCTOR_CACHE_DIR={tmp_path}/chosen avoids that" in found.advice
+
+
+def test_folders_that_variables_named_are_told_in_the_order_of_their_components(tmp_path: Path) -> None:
+    folders = {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/graphs", "TRITON_CACHE_DIR": f"{tmp_path}/kernels"}
+    builder = Node(tmp_path, "builder", environ=dict(folders))
+    Tree(tmp_path).put("graphs/ab/cone.py", b"code")
+    Tree(tmp_path).kernel(below="kernels")
+    builder.commit()
+
+    advice = worst(Node(tmp_path, "builder").store)["cache root"].advice
+    assert advice.endswith(": " + " and ".join(f"{name}={there}" for name, there in folders.items()) + " avoids that")
 
 
 def test_where_nothing_tells_the_folders_of_the_builder_it_had_them_in_its_cache_root(
@@ -1572,6 +1602,19 @@ def test_what_may_be_linked_may_fit(large: Node) -> None:
     assert check.found.startswith("20 MB free in ") and check.found.endswith(", and a restore may take 30 MB")
 
 
+@pytest.mark.parametrize("mode", [LinkMode.HARDLINK, LinkMode.COPY])
+def test_what_takes_just_what_is_free_fits(
+    large: Node, disk: SimpleNamespace, mode: LinkMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kstore.doctor.node.probe_link", lambda worker: Linker(mode))
+    disk.f_frsize, disk.f_bavail = 1, large.newest().size
+    check = checks(Node(large.location.parent, "fresh").store)["space"]
+
+    assert (check.verdict, "restore" in check.found) == (Verdict.WARNING, False)  # Compilers need some too.
+    disk.f_bavail = 1 << 30
+    assert checks(Node(large.location.parent, "fresh").store)["space"].verdict is Verdict.OK
+
+
 def test_inodes_that_do_not_suffice_for_all_that_is_published_may_suffice(
     published: Node, disk: SimpleNamespace
 ) -> None:
@@ -1635,6 +1678,16 @@ def test_few_watches_make_live_commits_slower(
     monkeypatch.setattr(f"kstore.doctor.node.{limit}", str(tmp_path / "limit"))
 
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
+
+
+def test_as_many_watches_as_a_large_model_has_folders_suffice(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, enough in (("_WATCHES", "8192\n"), ("_INSTANCES", "1\n")):
+        (tmp_path / limit).write_text(enough)
+        monkeypatch.setattr(f"kstore.doctor.node.{limit}", str(tmp_path / limit))
+
+    assert checks(published.store)["inotify"][1:3] == (Verdict.OK, "8192 watches, 1 instances a user")
 
 
 def test_without_the_compiled_module_restores_take_longer(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
