@@ -225,9 +225,10 @@ def _check_inodes(path: str, newest: Newest | None) -> Check:
 def _check_inotify() -> Check:
     watches, instances = _number(_WATCHES), _number(_INSTANCES)
     found = f"{watches} watches, {instances} instances a user"
-    if watches < _FEW_WATCHES or instances < 1:
-        advice = f"live commits look through the whole cache root instead; raise {_WATCHES.removeprefix('/proc/sys/')}"
-        return warning("inotify", found, advice)
+    few = [*([_WATCHES] if watches < _FEW_WATCHES else []), *([_INSTANCES] if instances < 1 else [])]
+    if few:
+        limits = " and ".join(path.removeprefix("/proc/sys/") for path in few)
+        return warning("inotify", found, f"live commits look through the whole cache root instead; raise {limits}")
     return ok("inotify", found)
 
 

@@ -1680,6 +1680,23 @@ def test_few_watches_make_live_commits_slower(
     assert worst(published.store)["inotify"].verdict is Verdict.WARNING
 
 
+@pytest.mark.parametrize(
+    ("watches", "instances", "few"),
+    [
+        (8191, 1, "fs/inotify/max_user_watches"),
+        (8192, 0, "fs/inotify/max_user_instances"),
+        (0, 0, "fs/inotify/max_user_watches and fs/inotify/max_user_instances"),
+    ],
+)
+def test_the_limit_that_is_to_be_raised_is_the_one_that_is_too_low(
+    published: Node, monkeypatch: pytest.MonkeyPatch, watches: int, instances: int, few: str
+) -> None:
+    numbers = {"/proc/sys/fs/inotify/max_user_watches": watches, "/proc/sys/fs/inotify/max_user_instances": instances}
+    monkeypatch.setattr("kstore.doctor.node._number", numbers.__getitem__)
+
+    assert worst(published.store)["inotify"].advice.endswith(f"; raise {few}")
+
+
 def test_as_many_watches_as_a_large_model_has_folders_suffice(
     published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
