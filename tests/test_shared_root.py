@@ -79,6 +79,12 @@ def worker(published: Node, **settings: Any) -> Node:
     return Node(published.location.parent, "shared", **settings)
 
 
+def reads(published: Node, *stores: str, root: str = "shared") -> Node:
+    """A worker that reads several stores, the first of which it would write."""
+    folder = published.location.parent
+    return images.Worker(folder, root, *(folder / name for name in stores), layout="loose")
+
+
 def test_what_another_has_restored_meanwhile_is_relied_on(
     published: Node, restore_after: Callable[..., RestoreReport], scans: list[str]
 ) -> None:
@@ -129,15 +135,18 @@ def test_another_request_is_looked_through(
 def test_what_a_worker_with_other_stores_has_restored_is_no_answer(
     published: Node, restore_after: Callable[..., RestoreReport], stores: list[str], holder: str
 ) -> None:
-    def reads(*stores: str, root: str = "shared") -> Node:
-        folder = published.location.parent
-        return images.Worker(folder, root, *(folder / name for name in stores), layout="loose")
-
-    newer = reads("newer", "store", root="builder")
+    newer = reads(published, "newer", "store", root="builder")
     newer.tree.kernel("newer")
     newer.commit()
-    report = restore_after(reads(*stores), reads("data", "store").restore)
+    report = restore_after(reads(published, *stores), reads(published, "data", "store").restore)
     assert (report.ok, Path(report.store).name) == (len(stores) > 1, holder)
+
+
+def test_what_was_restored_from_a_store_below_is_relied_on(
+    published: Node, restore_after: Callable[..., RestoreReport], scans: list[str]
+) -> None:
+    report = restore_after(reads(published, "data", "store"), reads(published, "data", "store").restore)
+    assert (report.status, report.store, scans) == (RestoreStatus.CURRENT, str(published.location), [])
 
 
 def test_what_was_restored_from_another_seed_is_no_answer(
