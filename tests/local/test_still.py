@@ -189,6 +189,21 @@ def test_what_somebody_still_writes_straight_to_its_name_is_looked_at_again(node
         assert node.commit().status is CommitStatus.COMMITTED
 
 
+def test_while_something_is_passed_over_all_is_looked_at(node: Node, scans: list[Worker]) -> None:
+    """An empty file may be filled, of which its folder is not told."""
+    path = node.tree.root / "inductor/ab/cempty.py"
+    path.touch()
+    for _ in range(2):
+        time.sleep(TICK)
+        report = node.commit()
+        assert (report.status, [skipped.path for skipped in report.skipped]) == (
+            CommitStatus.UNCHANGED, ["inductor/ab/cempty.py"],
+        )  # fmt: skip
+    assert len(scans) == 2
+    path.write_bytes(b"and now it has something in it")
+    assert node.commit().status is CommitStatus.COMMITTED
+
+
 def test_a_file_that_goes_is_no_news_and_is_looked_for(node: Node, scans: list[Worker]) -> None:
     shutil.rmtree(node.tree.root / "triton")
 
