@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator
 from itertools import islice
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -122,8 +123,8 @@ def test_what_was_read_of_a_pack_before_the_trouble_began_is_whole(
 def test_a_lack_of_memory_for_a_large_blob_of_a_pack_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(size: int) -> bytearray:
-        raise MemoryError
+    def refuse(_: int, size: int) -> mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     node = Node(tmp_path, layout="packed")
     node.tree.put("inductor/ab/clarge.py", bytes(2 * MAX_SHARED_FRAME))
@@ -131,7 +132,7 @@ def test_a_lack_of_memory_for_a_large_blob_of_a_pack_is_not_damage(
     node.commit()
     before = contents(node.location)
     with monkeypatch.context() as patch:
-        patch.setattr("kstore.blobs.frames.bytearray", refuse, raising=False)
+        patch.setattr("kstore.blobs.frames.mmap", refuse)
         report = node.store.verify(repair=True)
         assert contents(node.location) == before
         assert Node(tmp_path, "small").restore().left_out == 1

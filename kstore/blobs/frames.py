@@ -109,17 +109,22 @@ class Frames:
         header = self._read(frame.offset, min(frame.packed_size, FRAME_HEADER))
         if zstandard.frame_content_size(header) != frame.size:
             raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
-        try:
-            whole = memoryview(mmap(-1, frame.size))  # All of it is given back, whatever the allocator keeps.
-        except (OverflowError, ValueError) as error:
-            raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
-        filled = 0
+        whole, filled = self._room_for(frame), 0
         with _inflater(header).stream_reader(cast(IO[bytes], packed)) as content:
             while filled < frame.size and (count := content.readinto(whole[filled : filled + _CHUNK])):
                 filled += count
             if filled != frame.size or content.read(1):
                 raise IntegrityError(f"a frame of {self._name} does not have the size it declares")
         return whole.toreadonly()
+
+    def _room_for(self, frame: Frame) -> memoryview:
+        """Mapped: all of it is given back, whatever the allocator keeps."""
+        try:
+            return memoryview(mmap(-1, frame.size))
+        except OSError as error:
+            raise MemoryError from error
+        except (OverflowError, ValueError) as error:
+            raise IntegrityError(f"a frame of {self._name} declares {frame.size} bytes") from error
 
     def _read_frame(self, frame: Frame) -> memoryview:
         """A frame, as it is stored."""
