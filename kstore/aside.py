@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from tempfile import TemporaryFile
 
 from kstore.calls import write_all
 from kstore.digest import Bytes
 from kstore.errors import IntegrityError
 
+MANY = 4 << 20
+"""Bytes that are worth a file: a manifest of thirty thousand artifacts has as many."""
 _PIECE = 1 << 20
 
 
 class Aside:
     """They are gone with this object, however the process ends."""
 
-    def __init__(self, data: Bytes, folder: str) -> None:
+    def __init__(self, pieces: Iterable[Bytes], folder: str) -> None:
         """Keep them in a file in `folder`.
 
         Raises:
             OSError: it cannot be written.
         """
-        self._size = len(data)
+        self._size = 0
         self._file = TemporaryFile(dir=folder, buffering=0)
-        write_all(self._file.fileno(), data)
+        for piece in pieces:
+            write_all(self._file.fileno(), piece)
+            self._size += len(piece)
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
 
     def pieces(self) -> Iterator[bytes]:
         """Read them, one piece after the other.
@@ -37,8 +45,51 @@ class Aside:
             IntegrityError: the file has become shorter.
             OSError: it cannot be read.
         """
-        for at in range(0, self._size, _PIECE):
-            piece = os.pread(self._file.fileno(), _PIECE, at)
-            if len(piece) != min(_PIECE, self._size - at):
-                raise IntegrityError(f"{len(piece)} bytes at {at} of a file of {self._size}")
-            yield piece
+        return pieces_of_file(self._file.fileno(), self._size)
+
+
+Kept = Bytes | Aside
+"""Bytes, wherever they are."""
+
+
+def pieces_of_file(descriptor: int, size: int) -> Iterator[bytes]:
+    """The `size` bytes of an open file, one piece after the other.
+
+    Raises:
+        IntegrityError: it is shorter.
+        OSError: it cannot be read.
+    """
+    for at in range(0, size, _PIECE):
+        piece = os.pread(descriptor, _PIECE, at)
+        if len(piece) != min(_PIECE, size - at):
+            raise IntegrityError(f"{len(piece)} bytes at {at} of a file of {size}")
+        yield piece
+
+
+def put_aside(data: Kept, folder: str) -> Kept:
+    """The same, kept in `folder`, which is local, if they are many and there is room."""
+    if not isinstance(data, Aside) and len(data) >= MANY:
+        with suppress(OSError):
+            return Aside(pieces_of(data), folder)
+    return data
+
+
+def pieces_of(data: Kept) -> Iterator[Bytes]:
+    """What is kept, one piece after the other.
+
+    Raises:
+        IntegrityError, OSError: it was put aside, and cannot be read.
+    """
+    if isinstance(data, Aside):
+        return data.pieces()
+    whole = memoryview(data)
+    return (whole[at : at + _PIECE] for at in range(0, len(whole), _PIECE))
+
+
+def whole(data: Kept) -> Bytes:
+    """What is kept, in memory.
+
+    Raises:
+        IntegrityError, OSError: it was put aside, and cannot be read.
+    """
+    return b"".join(data.pieces()) if isinstance(data, Aside) else data

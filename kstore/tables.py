@@ -12,13 +12,14 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, starmap
 from operator import itemgetter
 from typing import TypeVar
 
 import lmdb
 
+from kstore.aside import MANY, Aside, Kept, pieces_of_file
 from kstore.calls import write_all
 from kstore.digest import Bytes, digest_of
 from kstore.errors import IntegrityError, KstoreError
@@ -54,15 +55,37 @@ def dump(tables: Mapping[str, Iterable[Row]], size: int) -> bytes:
     Raises:
         KstoreError: there is no memory for it.
     """
+    return _dumped(tables, size, _read)
+
+
+def dump_aside(tables: Mapping[str, Iterable[Row]], size: int, folder: str) -> Kept:
+    """The same, but if it is much, it is put aside in `folder`, and never in memory as a whole."""
+
+    def keep(descriptor: int) -> Kept:
+        length = os.fstat(descriptor).st_size
+        if length >= MANY:
+            with suppress(OSError):
+                return Aside(pieces_of_file(descriptor, length), folder)
+        return _read(descriptor)
+
+    return _dumped(tables, size, keep)
+
+
+def _dumped(tables: Mapping[str, Iterable[Row]], size: int, take: Callable[[int], Taken]) -> Taken:
+    """What `take` makes of an open file with these tables."""
     try:
         with _memory_file() as fd:
             _build(fd, tables, size)
-            with open(fd, "rb", closefd=False) as file:
-                file.seek(0)
-                return file.read()
+            return take(fd)
     except (lmdb.Error, OSError) as error:
         advice = "; check how much memory this process may take" if _errno(error) == errno.ENOMEM else ""
         raise KstoreError(f"cannot build a file of {size} bytes of rows in memory: {error}{advice}") from error
+
+
+def _read(descriptor: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
 
 
 def load(data: Bytes, take: Callable[[str, Iterator[Row]], Taken]) -> dict[str, Taken]:

@@ -334,7 +334,7 @@ def test_what_a_restore_of_very_much_puts_aside_is_remembered_all_the_same(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return TemporaryFile(dir=dir, buffering=buffering)
 
-    monkeypatch.setattr("kstore.published.snapshot._MANY", 1)
+    monkeypatch.setattr("kstore.aside.MANY", 1)
     monkeypatch.setattr("kstore.aside._PIECE", 1000)
     monkeypatch.setattr("kstore.aside.TemporaryFile", temporary)
     second.restore()
@@ -354,7 +354,7 @@ def test_what_was_put_aside_and_cannot_be_read_costs_the_memory_of_a_restore_and
     first, second = Node(tmp_path, "first"), Node(tmp_path, "second")
     first.tree.kernel()
     first.commit()
-    monkeypatch.setattr("kstore.published.snapshot._MANY", 1)
+    monkeypatch.setattr("kstore.aside.MANY", 1)
     with monkeypatch.context() as patch:
         patch.setattr(Aside, "pieces", pieces)
         assert second.restore().placed == len(first.published())

@@ -82,8 +82,10 @@ class Upload(Protocol):
     def write(self, data: bytes | memoryview) -> object:
         """Append `data`."""
 
-    def publish(self, name: str) -> bool:
+    def publish(self, name: str, fraction_ns: int | None = None) -> bool:
         """Make it appear as `name`, whole. False if that name is taken; the object there stays.
+
+        `fraction_ns` is as in a `NewObject`.
 
         Raises:
             StagingLost: somebody has removed it from `STAGING` for good: it never gets the name.

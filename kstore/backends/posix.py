@@ -304,20 +304,23 @@ class PosixUpload:
         """Append `data`."""
         write_all(self._fd, data)
 
-    def publish(self, name: str) -> bool:
+    def publish(self, name: str, fraction_ns: int | None = None) -> bool:
         """Link it to `name`; False if that name is taken."""
-        self._close()
+        self._finish(fraction_ns)
         return self._backend.publish(self._path, name)
 
     def replace(self, name: str, fraction_ns: int | None) -> None:
         """Rename it over `name`, with a modification time of that fraction of a second."""
+        self._finish(fraction_ns)
+        target = self._backend.path(name)
+        self._backend.in_folder(target, partial(os.replace, self._path, target))
+        self._path = ""
+
+    def _finish(self, fraction_ns: int | None) -> None:
         self._close()
         if fraction_ns is not None:
             moment = time.time_ns() // _SECOND * _SECOND + fraction_ns
             os.utime(self._path, ns=times(moment))
-        target = self._backend.path(name)
-        self._backend.in_folder(target, partial(os.replace, self._path, target))
-        self._path = ""
 
     def _close(self) -> None:
         # NFS reports a failed write (ENOSPC, EDQUOT, EIO) only here: before the name exists.

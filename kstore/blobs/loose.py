@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from kstore.aside import Aside, whole
 from kstore.backends import Backend, LocalPaths, NewObject, Stat
 from kstore.batches import MAX_COUNT, batches
 from kstore.calls import open_unnoticed
@@ -147,6 +148,14 @@ class LooseBlobs:
                 self._backend.put(blob_name(digest), bytes(data), stamp(digest))
                 created[number] = True
         return created
+
+    def put_aside(self, digest: bytes, data: Aside) -> bool:
+        """Store a large blob, which is never in memory as a whole; False if it was here."""
+        with self._backend.upload() as upload:
+            for piece in data.pieces():
+                upload.write(piece)
+            is_new = upload.publish(blob_name(digest), stamp(digest))
+        return is_new or any(self.put_many([(digest, whole(data))]))  # A crash may have cut it short.
 
     def fetch(
         self, wanted: Mapping[bytes, int], troubles: list[Exception] | None = None

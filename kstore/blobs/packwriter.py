@@ -8,6 +8,7 @@ from typing import Protocol, Self
 import zstandard
 from blake3 import blake3
 
+from kstore.aside import Kept, pieces_of, whole
 from kstore.blobs.dictionary import NEWEST, dictionary
 from kstore.blobs.packindex import FRAME_SIZE, LEVEL, MAX_SHARED_FRAME, Frame, PackIndex
 from kstore.threads import Pool, submit
@@ -76,7 +77,7 @@ class PackWriter:
     def __len__(self) -> int:
         return len(self._index.digests)
 
-    def add(self, digest: bytes, data: bytes | memoryview) -> None:
+    def add(self, digest: bytes, data: Kept) -> None:
         """Append one blob."""
         size = len(data)
         self._index.digests.append(digest)
@@ -86,7 +87,7 @@ class PackWriter:
             self._write_aside(data, 1)
             self._wait()  # One large blob at a time in memory.
             return
-        self._frame[self._filled : self._filled + size] = data
+        self._frame[self._filled : self._filled + size] = whole(data)
         self._filled += size
         self._count += 1
         if self._filled >= FRAME_SIZE:
@@ -104,7 +105,7 @@ class PackWriter:
         self.close_frame()
         self._frame, self._other = _two_frames()
 
-    def _write_aside(self, blobs: bytes | memoryview, count: int) -> None:
+    def _write_aside(self, blobs: Kept, count: int) -> None:
         self._wait()
         self._writing = submit(self._thread, self._write_frame, blobs, count)
 
@@ -124,10 +125,10 @@ class PackWriter:
         self._choose_level()
         self._compressor.compress(b"")
 
-    def _write_frame(self, blobs: bytes | memoryview, count: int) -> None:
+    def _write_frame(self, blobs: Kept, count: int) -> None:
         start = self.size
         self._choose_level()
-        self._compress(memoryview(blobs))
+        self._compress(blobs)
         self._taken += len(blobs)
         self._index.frames.append(Frame(start, self.size - start, len(blobs), count))
 
@@ -145,10 +146,10 @@ class PackWriter:
                 compression_params=parameters, dict_data=dictionary(self._using)
             )
 
-    def _compress(self, blobs: memoryview) -> None:
+    def _compress(self, blobs: Kept) -> None:
         chunker = self._compressor.chunker(size=len(blobs), chunk_size=_CHUNK)
-        for start in range(0, len(blobs), _CHUNK):
-            for chunk in chunker.compress(blobs[start : start + _CHUNK]):
+        for piece in pieces_of(blobs):
+            for chunk in chunker.compress(piece):
                 self._write(chunk)
         for chunk in chunker.finish():  # type: ignore[no-untyped-call]
             self._write(chunk)

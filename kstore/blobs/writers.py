@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol, Self
 
+from kstore.aside import Aside, Kept
 from kstore.backends import Backend
 from kstore.blobs.loose import LooseBlobs
 from kstore.blobs.packindex import pack_name
@@ -55,7 +56,7 @@ class BlobWriter(Protocol):
     def flush(self) -> None:
         """Begin to store everything that was put, without waiting for it."""
 
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
+    def put_manifest(self, digest: bytes, data: Kept) -> None:
         """Store the blob that readers want first, so that they can have it without the others."""
 
     def finish(self) -> tuple[str, ...]:
@@ -135,9 +136,13 @@ class LooseBlobWriter:
             # What waits is in memory: a batch for each thread, or one large blob.
             self._storing.popleft().result()
 
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
+    def put_manifest(self, digest: bytes, data: Kept) -> None:
         """Store one blob: each can be read by itself."""
-        self.put(digest, data)
+        if isinstance(data, Aside):
+            self.flush()
+            self._storing.append(submit(self._pool, self._store_aside, digest, data))
+        else:
+            self.put(digest, data)
 
     def settle(self) -> None:
         """Wait until all are stored."""
@@ -156,6 +161,12 @@ class LooseBlobWriter:
             self.found.update(digest for digest, _ in batch if digest not in new)
             self.blobs += len(new)
             self.size += sum(new.values())
+
+    def _store_aside(self, digest: bytes, data: Aside) -> None:
+        is_new = self._loose.put_aside(digest, data)
+        with self._lock:
+            self.blobs += is_new
+            self.size += len(data) if is_new else 0
 
     def _new(self, batch: Sequence[tuple[bytes, bytes | memoryview]]) -> dict[bytes, int]:
         """Store what does not exist yet; returns its digests and sizes in bytes."""
@@ -187,7 +198,7 @@ class PackedBlobWriter:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def put(self, digest: bytes, data: bytes | memoryview) -> None:
+    def put(self, digest: bytes, data: Kept) -> None:
         """Append one blob."""
         if self._pack is None:
             self._upload = self._open.enter_context(self._backend.upload())
@@ -199,7 +210,7 @@ class PackedBlobWriter:
         if self._pack:
             self._pack.pause()
 
-    def put_manifest(self, digest: bytes, data: bytes) -> None:
+    def put_manifest(self, digest: bytes, data: Kept) -> None:
         """Append one blob in a frame of its own, next to the index."""
         self.flush()
         self.put(digest, data)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kstore.aside import pieces_of
 from kstore.components.table import KSTORE_FOLDER
 from kstore.deadline import Waiting
 from kstore.digest import digest_of
@@ -256,7 +257,7 @@ class StateFolder(LockedFolder):
             "boot": boot(),
         }
         # The ref names the manifest by its digest: a crash between the two leaves no base rather than a wrong one.
-        replace_records({self._base: base.snapshot.pieces(), self._sync: [json.dumps(content).encode()]})
+        replace_records({self._base: pieces_of(base.snapshot.data), self._sync: [json.dumps(content).encode()]})
 
     def doubt_base(self) -> None:
         """Remember that the store could not give what the root grew from, if it grew from anything."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kstore.aside import Kept
 from kstore.backends import StagingLost, Upload
 from kstore.batches import batches
 from kstore.blobs import Layout
@@ -164,7 +165,7 @@ class _BringIn:
         offered = sorted((*news.taken, *again), key=by_similarity)
         return plan_upload(reliance, sizes_of(entry for _, entry in offered), lost)
 
-    def _upload(self, plan: UploadPlan, contents: Mapping[bytes, bytes], manifest: bytes) -> None:
+    def _upload(self, plan: UploadPlan, contents: Mapping[bytes, bytes], manifest: Kept) -> None:
         self._progress.done, self._progress.total = 0, len(plan.wanted)
 
         def fetch(chosen: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:

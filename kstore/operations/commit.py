@@ -227,7 +227,7 @@ class _Commit:
         plan = plan_upload(reliance, sources.sizes, lost)
         manifest = Manifest(proposal.files, proposal.hosts, meta_by(self._worker, theirs, proposal))
         manifest = noted(self._storage, manifest, theirs.snapshot, sources.sizes.keys(), plan.below)
-        data = manifest.dump()
+        data = manifest.dump_aside(self._worker.root.state)
         to_store, delta = shortened(data, reliance)
         if self._is_in_vain(plan, theirs):
             self._lose_race(theirs.generation + 1)

@@ -6,8 +6,9 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
+from kstore.aside import Kept, pieces_of
 from kstore.creator import creator
-from kstore.digest import Bytes, digest_of
+from kstore.digest import Bytes, digest_of_parts
 from kstore.errors import IntegrityError, MissError
 from kstore.published.generations import republish
 from kstore.published.layers import newest_ref, newest_whole, or_below
@@ -57,7 +58,7 @@ class Theirs(NamedTuple):
         self,
         scope: Scope,
         manifest: Manifest,
-        data: bytes,
+        data: Kept,
         delta: Delta | None,
         packs: tuple[str, ...],
         effort: Effort | None = None,
@@ -67,7 +68,7 @@ class Theirs(NamedTuple):
         return Ref(
             scope=scope,
             generation=self.generation + 1,
-            manifest=digest_of(data),
+            manifest=digest_of_parts(pieces_of(data)),
             manifest_size=len(data),
             delta=delta,
             packs=packs,

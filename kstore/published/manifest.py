@@ -14,6 +14,7 @@ from operator import attrgetter, not_, truth
 from typing import Any, NamedTuple, cast
 
 from kstore import tables
+from kstore.aside import Kept
 from kstore.digest import DIGEST_SIZE, Bytes
 from kstore.errors import IntegrityError, described
 from kstore.pages import Row
@@ -184,10 +185,19 @@ class Manifest:
 
     def dump(self) -> bytes:
         """As the bytes of an LMDB file."""
+        return tables.dump(*self._tables())
+
+    def dump_aside(self, folder: str) -> Kept:
+        """The same, put aside in `folder`, which is local, if they are many."""
+        return tables.dump_aside(*self._tables(), folder)
+
+    def _tables(self) -> tuple[dict[str, Iterable[Row]], int]:
+        """The rows of each table, and the most bytes that all may have."""
         meta = sorted((key.encode(), json.dumps(value).encode()) for key, value in self.meta.items())
         files = {"files": self.files} | {_HOSTS + name: files for name, files in self.hosts.items()}
         size = sum(map(len, chain.from_iterable(meta))) + sum(map(_most_bytes, files.values()))
-        return tables.dump({"meta": meta} | {name: pack_files(each) for name, each in files.items()}, size)
+        rows: dict[str, Iterable[Row]] = {"meta": meta}
+        return rows | {name: pack_files(each) for name, each in files.items()}, size
 
     @classmethod
     def load(cls, data: Bytes, see: Seen | None = None) -> Manifest:

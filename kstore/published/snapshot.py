@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from kstore.aside import Aside
-from kstore.digest import Bytes
+from kstore.aside import Kept, put_aside, whole
 from kstore.errors import IntegrityError
 from kstore.lazy import cached_property
 from kstore.published.manifest import Manifest, Seen
@@ -16,8 +13,6 @@ from kstore.published.ref import Ref
 from kstore.published.untrusted import check_manifest
 
 _IDENTITY = attrgetter("depth", "scope", "generation", "manifest")
-_MANY = 4 << 20
-"""Bytes of a manifest that are worth a file: those of thirty thousand artifacts."""
 
 
 @dataclass
@@ -25,7 +20,7 @@ class Snapshot:
     """A ref and the manifest that it names."""
 
     ref: Ref
-    data: Bytes | Aside = field(compare=False)
+    data: Kept = field(compare=False)
     """The manifest's bytes, checked against the ref's digest; those of an empty one if it is lost and not needed."""
     see: Seen | None = field(default=None, repr=False, compare=False)
     """Is told about the manifest's rows while it is being parsed."""
@@ -38,8 +33,7 @@ class Snapshot:
             IntegrityError: it cannot be read.
             OSError: this process has no memory for it.
         """
-        data = b"".join(self.data.pieces()) if isinstance(self.data, Aside) else self.data
-        return Manifest.load(data, self.see)
+        return Manifest.load(whole(self.data), self.see)
 
     @cached_property
     def checked(self) -> Manifest:
@@ -58,17 +52,7 @@ class Snapshot:
         """Keep the manifest's bytes in `folder`, which is local, and not in memory, if they are many and there is room:
         once it has been parsed, they are only copied.
         """
-        if not isinstance(self.data, Aside) and len(self.data) >= _MANY:
-            with suppress(OSError):
-                self.data = Aside(self.data, folder)
-
-    def pieces(self) -> Iterable[Bytes]:
-        """The manifest's bytes, one piece after the other.
-
-        Raises:
-            IntegrityError, OSError: they were put aside, and cannot be read.
-        """
-        return self.data.pieces() if isinstance(self.data, Aside) else (self.data,)
+        self.data = put_aside(self.data, folder)
 
     def is_generation_of(self, other: Ref | None) -> bool:
         """Whether `other` is this very generation."""

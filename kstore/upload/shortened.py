@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from kstore.aside import Kept, whole
 from kstore.blobs.wanted import Wanted
 from kstore.digest import digest_of
 from kstore.errors import IntegrityError
@@ -18,7 +19,7 @@ _WHOLE_EVERY = 8
 """Generations after which a manifest is stored whole again: a damaged one costs all that follow on it."""
 
 
-def shortened(manifest: bytes, reliance: Reliance) -> tuple[bytes, Delta | None]:
+def shortened(manifest: Kept, reliance: Reliance) -> tuple[Kept, Delta | None]:
     """What is to be stored for a manifest: what it adds to one that the store has, if that is much less. The delta is
     None if it is the manifest itself.
     """
@@ -27,7 +28,7 @@ def shortened(manifest: bytes, reliance: Reliance) -> tuple[bytes, Delta | None]
         return manifest, None
     followed, size = (ref.delta.follows, ref.delta.follows_size) if ref.delta else (ref.manifest, ref.manifest_size)
     before = _kept(reliance.storage, followed, size, ref) if may_follow(len(manifest), size) else None
-    added = difference(manifest, before) if before else None
+    added = difference(whole(manifest), before) if before else None
     if added is None:
         return manifest, None
     return added, Delta(digest_of(added), len(added), followed, size)

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from kstore.aside import Kept, pieces_of
 from kstore.blobs import BlobWriter, Layout
 from kstore.blobs.batches import Fetch, keepable
 from kstore.blobs.writers import Read, put_many
 from kstore.condemned import read_doomed
-from kstore.digest import digest_of
+from kstore.digest import digest_of_parts
 from kstore.digest.numbers import DigestSet
 from kstore.layout import choose_layout
 from kstore.progress import Progress
@@ -116,7 +117,7 @@ class Uploader:
         """Digests of what the intake has stored already, as long as that is to be finished."""
         return self._begun.written if self._begun else DigestSet()
 
-    def upload(self, plan: UploadPlan, read: Read, manifest: bytes | None = None) -> set[bytes]:
+    def upload(self, plan: UploadPlan, read: Read, manifest: Kept | None = None) -> set[bytes]:
         """Store the blobs that are wanted, and the manifest. Returns the digests of what changed meanwhile; the
         manifest is then not stored.
 
@@ -126,7 +127,7 @@ class Uploader:
         progress, done = self._committer.progress, len(self.written)
         return self._upload(plan, lambda to, chosen: put_many(to, chosen, read, progress, done), manifest)
 
-    def copy(self, plan: UploadPlan, fetch: Fetch, manifest: bytes | None = None) -> set[bytes]:
+    def copy(self, plan: UploadPlan, fetch: Fetch, manifest: Kept | None = None) -> set[bytes]:
         """As `upload`, of blobs that `fetch` brings in an order of its own.
 
         Returns the digests of those that it does not bring. Memory stays flat: no blob waits for another.
@@ -144,7 +145,7 @@ class Uploader:
             del data  # or a large blob would be held while the next one is fetched
         return left
 
-    def _upload(self, plan: UploadPlan, put: _Put, manifest: bytes | None) -> set[bytes]:
+    def _upload(self, plan: UploadPlan, put: _Put, manifest: Kept | None) -> set[bytes]:
         wanted = plan.wanted
         barred = {digest for digest, size in wanted.items() if plan.is_barred(digest, size)}
         fresh = [digest for digest in wanted if digest not in barred]
@@ -159,7 +160,7 @@ class Uploader:
             if barred:
                 refused |= put(spare, [digest for digest in wanted if digest in barred])
             if manifest is not None and not refused:
-                writer.put_manifest(digest_of(manifest), manifest)
+                writer.put_manifest(digest_of_parts(pieces_of(manifest)), manifest)
             if manifest is None or not refused:
                 stored = (written | wanted.keys()) - refused if wanted else written
                 self.stored.insert(0, Stored(writer.finish() + spare.finish(), stored))

@@ -184,8 +184,8 @@ class FaultyUpload:
     def write(self, data: bytes | memoryview) -> None:
         _strike(self._striker, "write", self._real.write, (data,))
 
-    def publish(self, name: str) -> bool:
-        return bool(_strike(self._striker, "publish", self._real.publish, (name,)))
+    def publish(self, name: str, fraction_ns: int | None = None) -> bool:
+        return bool(_strike(self._striker, "publish", self._real.publish, (name, fraction_ns)))
 
 
 _CREATING: dict[str, Call] = {

@@ -84,7 +84,7 @@ def entry(data: bytes = DATA, size: int | None = None) -> Entry:
 
 
 def put_pack(node: Node, frames: bytes, index: PackIndex) -> str:
-    data = frames + index.dump()
+    data = frames + b"".join(index.dump())
     pack_id = digest_of(data).hex()
     assert node.store.storage.backend.put_if_absent(pack_name(pack_id), data)
     return pack_id

@@ -301,7 +301,7 @@ def test_a_pack_gives_right_bytes_or_none(pack: tuple[PosixBackend, bytes, PackI
 
     def check(example: tuple[list[Any], list[tuple[int, int]], bool]) -> None:
         edits, bytes_edits, in_frames_only = example
-        data = bytearray(frames + edited_index(index, edits).dump())
+        data = bytearray(b"".join([frames, *edited_index(index, edits).dump()]))
         for place, value in bytes_edits:
             data[place % (len(frames) if in_frames_only else len(data))] = value
         backend.put(pack_name("0" * 64), bytes(data))

@@ -345,8 +345,9 @@ class MemoryUpload:
     def write(self, data: bytes | memoryview) -> None:
         self._parts.append(bytes(data))
 
-    def publish(self, name: str) -> bool:
-        step = Step(Kind.LINK, self.staged, to=check_name(name), data=b"".join(self._parts))
+    def publish(self, name: str, fraction_ns: int | None = None) -> bool:
+        data = b"".join(self._parts)
+        step = Step(Kind.LINK, self.staged, to=check_name(name), data=data, fraction_ns=fraction_ns)
         try:
             return bool(self._backend._do(step))
         except FileNotFoundError as error:
