@@ -343,6 +343,31 @@ def test_what_a_restore_of_very_much_puts_aside_is_remembered_all_the_same(
     assert second.commit().status is CommitStatus.UNCHANGED and second.restore().placed == 0
 
 
+@pytest.mark.parametrize("layout", ["loose", "packed"])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_commit_of_very_much_publishes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, room: bool
+) -> None:
+    """Its manifest is put aside, and stored from there; without room for it, from memory."""
+
+    def refuse(**_: object) -> IO[bytes]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for where in ("kstore.aside.MANY", "kstore.tables.MANY"):
+        monkeypatch.setattr(where, 1)
+    if not room:
+        monkeypatch.setattr("kstore.aside.TemporaryFile", refuse)
+    first, second, third = (Node(tmp_path, name, layout=layout) for name in ("first", "second", "third"))
+    first.tree.kernel("one")
+    assert first.commit().new_files and first.commit().status is CommitStatus.UNCHANGED
+    state = tmp_path / "first/.kstore"
+    assert digest_of((state / "base").read_bytes()) == first.newest().manifest
+    second.restore()
+    second.tree.kernel("two")
+    second.commit()
+    assert third.restore().placed == len(first.published()) and not third.store.verify(repair=False).damage
+
+
 @pytest.mark.parametrize("trouble", [IntegrityError("short"), OSError(errno.EIO, os.strerror(errno.EIO))])
 def test_what_was_put_aside_and_cannot_be_read_costs_the_memory_of_a_restore_and_not_the_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: Exception

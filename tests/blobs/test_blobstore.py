@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -12,11 +13,12 @@ from typing import Any, NoReturn
 
 import pytest
 
+from kstore.aside import Aside, pieces_of
 from kstore.backends import PosixBackend
 from kstore.backends.reading import OpenedFile
 from kstore.blobs import BlobStore, Layout
-from kstore.blobs.loose import blob_name
-from kstore.blobs.packindex import PackIndex, load_index, pack_name
+from kstore.blobs.loose import bears_stamp, blob_name
+from kstore.blobs.packindex import FRAME_SIZE, MAX_SHARED_FRAME, PackIndex, load_index, pack_name
 from kstore.blobs.wanted import Wanted
 from kstore.blobs.writers import LooseBlobWriter, put_many
 from kstore.digest import digest_of
@@ -415,6 +417,37 @@ def test_the_manifest_can_be_read_without_the_other_blobs(backend: PosixBackend,
         writer.put_manifest(digest_of(b"manifest"), b"manifest")
         (pack,) = writer.finish()
     assert [frame.size for frame in blobs.pack(pack).index.frames] == [3, 8]
+
+
+@pytest.mark.parametrize("size", [100, FRAME_SIZE, 2 * MAX_SHARED_FRAME])
+@pytest.mark.parametrize("layout", Layout)
+def test_a_manifest_that_was_put_aside_is_stored_as_any_other(
+    backend: PosixBackend, blobs: BlobStore, tmp_path: Path, layout: Layout, size: int
+) -> None:
+    manifest = random.Random(size).randbytes(size)
+    with blobs.writer(layout) as writer:
+        writer.put(digest_of(b"one"), b"one")
+        writer.put_manifest(digest_of(manifest), Aside(pieces_of(manifest), str(tmp_path)))
+        named = writer.finish()
+    fresh = BlobStore(backend)
+    assert fresh.fetch(digest_of(manifest), size, named) == manifest and fetch(fresh, [b"one"], named) == [b"one"]
+    assert writer.blobs == 2 and not fresh.loose.unreliable({digest_of(manifest): size})[1]
+    if layout is Layout.LOOSE:
+        found = backend.stat(blob_name(digest_of(manifest)))
+        assert writer.size == 3 + size and bears_stamp(found.mtime_ns, digest_of(manifest))
+
+
+@pytest.mark.parametrize("there", [b"manifest", b"short"])
+def test_a_manifest_that_was_put_aside_is_stored_once_and_replaces_what_a_crash_left(
+    backend: PosixBackend, blobs: BlobStore, tmp_path: Path, there: bytes
+) -> None:
+    name, aside = blob_name(digest_of(b"manifest")), Aside([b"mani", b"fest"], str(tmp_path))
+    backend.put(name, there)
+    with blobs.writer(Layout.LOOSE) as writer:
+        writer.put_manifest(digest_of(b"manifest"), aside)
+        writer.finish()
+    assert backend.get(name) == b"manifest" and writer.blobs == (there == b"short")
+    assert not list(backend.list("tmp"))
 
 
 def test_blobs_are_found_wherever_they_are(blobs: BlobStore) -> None:
