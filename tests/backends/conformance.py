@@ -175,12 +175,6 @@ class BackendConformance:
             assert backend.get("packs/id") == b"one two"
         assert backend.get("packs/id") == b"one two"
 
-    def test_an_upload_can_have_a_time_with_a_fraction(self, backend: Backend) -> None:
-        with backend.upload() as upload:
-            upload.write(b"one")
-            assert upload.publish("packs/id", 123_456_789)
-        assert backend.stat("packs/id").mtime_ns % 1_000_000_000 == 123_456_789
-
     def test_an_upload_that_is_not_published_leaves_nothing(self, backend: Backend) -> None:
         with backend.upload() as upload:
             upload.write(b"never")

@@ -291,7 +291,9 @@ def test_what_ends_before_its_size_is_looked_up_again_and_then_trouble(
 def test_an_object_gets_the_fraction_of_a_second_it_asks_for(backend: PosixBackend, fraction_ns: int) -> None:
     assert backend.put_many([NewObject("one", b"data", fraction_ns)]) == [True]
     backend.put("two", b"data", fraction_ns)
-    for moment in (backend.stat("one").mtime_ns, backend.stat("two").mtime_ns):
+    with backend.upload() as upload:
+        assert upload.publish("three", fraction_ns)
+    for moment in (backend.stat(name).mtime_ns for name in ("one", "two", "three")):
         assert moment % 1_000_000_000 == fraction_ns
         assert abs(moment - time.time_ns()) < HOUR_NS
 
