@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from tempfile import TemporaryFile
@@ -10,6 +9,7 @@ from tempfile import TemporaryFile
 from kstore.calls import write_all
 from kstore.digest import Bytes
 from kstore.errors import IntegrityError
+from kstore.files import read_fully
 
 MANY = 4 << 20
 """Bytes that are worth a file: a manifest of thirty thousand artifacts has as many."""
@@ -32,6 +32,7 @@ class Aside:
             self._size += len(piece)
 
     def __del__(self) -> None:
+        # Python warns of a file that is only forgotten. There is none if it could not be made.
         if hasattr(self, "_file"):
             self._file.close()
 
@@ -60,8 +61,9 @@ def pieces_of_file(descriptor: int, size: int) -> Iterator[bytes]:
         OSError: it cannot be read.
     """
     for at in range(0, size, _PIECE):
-        piece = os.pread(descriptor, _PIECE, at)
-        if len(piece) != min(_PIECE, size - at):
+        length = min(_PIECE, size - at)
+        piece = read_fully(descriptor, at, length)
+        if len(piece) != length:
             raise IntegrityError(f"{len(piece)} bytes at {at} of a file of {size}")
         yield piece
 

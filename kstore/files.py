@@ -13,7 +13,8 @@ from kstore import calls
 from kstore.calls import NO_FILE, NewFile, open_unnoticed, write_first
 
 __all__ = [
-    "CORRUPT", "NO_FILE", "READ", "NewFile", "publish_files", "read_all", "read_whole", "write_files", "write_rows",
+    "CORRUPT", "NO_FILE", "READ", "NewFile", "publish_files", "read_all", "read_fully", "read_whole", "write_files",
+    "write_rows",
 ]  # fmt: skip
 
 CORRUPT = {errno.EBADMSG, errno.EUCLEAN}
@@ -43,6 +44,19 @@ def read_all(fd: int, size: int) -> bytes:
     parts = [data]
     while part := os.read(fd, 1 << 24):
         parts.append(part)
+    return b"".join(parts)
+
+
+def read_fully(fd: int, offset: int, length: int) -> bytes:
+    """Return `length` bytes (fewer at the end) of an open file from `offset`, in as many calls as that takes."""
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    done = len(data)
+    while done < length and (data := os.pread(fd, length - done, offset + done)):
+        parts.append(data)
+        done += len(data)
     return b"".join(parts)
 
 

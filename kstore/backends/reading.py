@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kstore.backends.base import NEAR
 from kstore.calls import open_unnoticed
+from kstore.files import read_fully
 from kstore.threads import begin
 
 if TYPE_CHECKING:
@@ -111,16 +112,3 @@ def _close_aside(fd: int) -> None:
 def _open_to_read(path: str) -> int:
     """Open a file to read it, without waiting for the writer of a pipe that is in its place."""
     return open_unnoticed(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-
-
-def read_fully(fd: int, offset: int, length: int) -> bytes:
-    """Return `length` bytes (fewer at the end) of an open file from `offset`, in as many calls as that takes."""
-    data = os.pread(fd, length, offset)
-    if len(data) == length or not data:
-        return data
-    parts = [data]
-    done = len(data)
-    while done < length and (data := os.pread(fd, length - done, offset + done)):
-        parts.append(data)
-        done += len(data)
-    return b"".join(parts)

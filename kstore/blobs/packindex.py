@@ -96,7 +96,7 @@ class PackIndex:
         """Every blob, with its size in bytes."""
         return dict(zip(self.digests, self.sizes, strict=True))
 
-    def dump(self, nonce: bytes | None = None) -> Iterator[Bytes]:
+    def dump(self, nonce: bytes | None = None) -> tuple[Bytes, ...]:
         """The skippable frame that ends a pack, in parts. Digests do not compress; the columns of numbers do.
 
         `nonce` makes the bytes the same each time, for a file that is not in a store.
@@ -107,7 +107,7 @@ class PackIndex:
         digest = digest_of_parts(body)
         footer = _FOOTER.pack(len(packed), len(self.frames), len(self.digests), len(columns), digest, _MAGIC)
         size = sum(map(len, body)) + len(footer)
-        return iter((_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer))
+        return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, size), *body, footer
 
 
 def _packed(sizes: Sequence[int]) -> Iterator[bytes]:

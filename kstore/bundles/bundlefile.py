@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstore.backends.reading import read_fully
+from kstore.files import read_fully
 
 
 class BundleFile:

@@ -153,9 +153,11 @@ class Filler:
     def _start_links(self, among: Files, source: Source, packs: Sequence[str]) -> tuple[PathsOf, Iterable[Brought]]:
         """Link what is loose; returns the other files, and the threads' work on the links."""
         folder = source.blobs.loose.folder
-        if folder is None or packs:
+        if folder is None:
+            return PathsOf(among), []
+        if packs:
             paths = PathsOf(among)
-            if folder is None or source.blobs.have_all(paths.wanted, packs):
+            if source.blobs.have_all(paths.wanted, packs):
                 return paths, []
             del paths  # The others are fewer.
         packed = source.blobs.digests_in(packs)

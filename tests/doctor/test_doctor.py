@@ -1363,17 +1363,22 @@ def test_a_file_in_the_place_of_a_components_folder_is_bad(published: Node, tmp_
     assert found.found == f"{reader.tree.root}/warp: it cannot be written: Not a directory"
 
 
-def test_a_full_disk_that_the_user_has_named_is_bad(
-    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, folder: str | Path, code: int) -> None:
+    """From now on no file in a folder can be written."""
     write = os.write
 
     def refuse(fd: int, data: bytes) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/mine/"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/"):
+            raise OSError(code, os.strerror(code))
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", refuse)
+
+
+def test_a_full_disk_that_the_user_has_named_is_bad(
+    published: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_writes(monkeypatch, tmp_path / "mine", errno.ENOSPC)
     (tmp_path / "mine").mkdir()
     environ = {"TRITON_CACHE_DIR": f"{tmp_path}/mine/triton", "CUDA_CACHE_PATH": f"{tmp_path}/other"}
 
@@ -1518,14 +1523,7 @@ def test_where_no_folder_can_be_made_it_is_not_known_whether_it_would_show_news(
 
 def test_a_root_in_which_nothing_more_can_be_written_is_bad(published: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quota, for instance, is told by nothing else."""
-    write = os.write
-
-    def refuse(fd: int, data: bytes) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{published.tree.root}/"):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", refuse)
+    refuse_writes(monkeypatch, published.tree.root, errno.EDQUOT)
     found = worst(published.store)["cache root"]
     assert (found.verdict, os.strerror(errno.EDQUOT) in found.found) == (Verdict.BAD, True)
 
